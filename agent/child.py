@@ -1,0 +1,85 @@
+"""A fork of the warm process becomes a worker: environment, output, seeds, then the script."""
+
+import importlib
+import io
+import os
+import random
+import runpy
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+from trainmover.agent.orders import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """File descriptors that the worker's output goes to."""
+
+    stdout: int
+    stderr: int
+
+
+def become(program: Program, variables: Mapping[str, str], pipes: Pipes) -> None:
+    """Run the program as `python script` would. Raises SystemExit with its exit code."""
+    os.environ.update(variables)
+    _restore_signals()
+    _redirect(pipes)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    _seed_from_os()
+    sys.argv = [program.script, *program.arguments]
+    try:
+        if program.module:
+            runpy.run_module(program.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program.script, run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.excepthook(type(error), error, _user_part(error.__traceback__))
+        raise SystemExit(1) from None
+
+
+def exec_python(program: Program, environment: Mapping[str, str], pipes: Pipes) -> NoReturn:
+    """Run the program in a fresh interpreter, in this process."""
+    _restore_signals()
+    _redirect(pipes)
+    argv = [sys.executable, "-u", *program.argv]
+    os.execve(sys.executable, argv, dict(environment))
+
+
+def _redirect(pipes: Pipes) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (pipes.stdout, 1), (pipes.stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+
+
+def _restore_signals() -> None:
+    """What an import may have installed in the warm process is not the script's."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _seed_from_os() -> None:
+    """Two forks must not draw the same numbers; only what is imported already is seeded."""
+    random.seed()
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy").random.seed()
+    if "torch" in sys.modules:
+        importlib.import_module("torch").seed()
+
+
+def _user_part(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this module and of runpy."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    at = traceback
+    while at is not None and at.tb_frame.f_code.co_filename in ours:
+        at = at.tb_next
+    return at or traceback

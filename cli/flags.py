@@ -1,0 +1,129 @@
+"""How flags are spelled: torchrun's words, `-` or `_`, an environment variable for each."""
+
+import argparse
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from trainmover.runtime.faults import Fault
+from trainmover.schemas.names import NAME_PATTERN
+
+PREFIX = "TRAINMOVER_"
+
+REFUSED = {
+    "--max-restarts": "nothing is restarted: a standby takes over the rank and the others go on;"
+    " limit interruptions with --max-failures and --max-incidents, and --standbys sets the reserve",
+    "--rdzv-backend": "workers meet on the bus: give --bus nats://HOST:PORT on every machine",
+    "--rdzv-endpoint": "workers meet on the bus: give --bus nats://HOST:PORT on every machine",
+    "--rdzv-id": "a job has a name: give --job NAME on every machine",
+    "--rdzv-conf": "workers meet on the bus, which needs no settings: give --bus and --job",
+    "--node-rank": "machines need no numbers: ranks go to machines in the order of their names;"
+    " --machine NAME sets this machine's (its host name by default)",
+    "--master-addr": "nothing listens there: give --bus nats://HOST:PORT on every machine",
+    "--master-port": "nothing listens there: give --bus nats://HOST:PORT on every machine",
+}
+"""torchrun's flags that mean something else here, and the sentence that replaces each."""
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
+        flag = self.option_strings[0]
+        parser.error(f"{flag} does not exist here: {REFUSED[flag]}")
+
+
+def add(parser: argparse.ArgumentParser, name: str, *more: str, **options: Any) -> None:
+    """Add `--some-flag`, its spelling `--some_flag`, and TRAINMOVER_SOME_FLAG as its default."""
+    dest = options.setdefault("dest", name.removeprefix("--").replace("-", "_"))
+    variable = PREFIX + dest.upper()
+    options["help"] = f"{options['help']} [{variable}]"
+    set_to = _from_environment(parser, options, variable, os.environ)
+    if set_to is not None:
+        options["default"] = set_to
+    action = parser.add_argument(name, *more, **options)
+    underscored = "--" + name.removeprefix("--").replace("-", "_")
+    if underscored != name:
+        hidden = {**options, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        if "metavar" not in hidden and "action" not in hidden:
+            hidden["metavar"] = action.metavar
+        parser.add_argument(underscored, **hidden)
+
+
+def refuse(parser: argparse.ArgumentParser) -> None:
+    """Have the parser answer torchrun's flags that do not exist here with what replaces them."""
+    for name in REFUSED:
+        underscored = "--" + name.removeprefix("--").replace("-", "_")
+        parser.add_argument(
+            name, underscored, action=_Refuse, nargs="?", default=None, help=argparse.SUPPRESS
+        )
+
+
+def _from_environment(
+    parser: argparse.ArgumentParser,
+    options: Mapping[str, Any],
+    variable: str,
+    environ: Mapping[str, str],
+) -> Any:
+    text = environ.get(variable)
+    if text is None:
+        return None
+    if options.get("action") == "store_true":
+        return text.lower() not in ("", "0", "false", "no")
+    convert = options.get("type", str)
+    texts = text.split(";") if options.get("action") == "append" else [text]
+    try:
+        values = [convert(one) for one in texts]
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        parser.error(f"{variable}={text}: {error}")
+    return values if options.get("action") == "append" else values[0]
+
+
+# ---- types
+
+
+def name(text: str) -> str:
+    """A job or machine name."""
+    if not re.fullmatch(NAME_PATTERN.strip("^$"), text):
+        raise argparse.ArgumentTypeError(
+            f"a name is lower-case letters, digits and inner dashes, at most 63, got {text!r}"
+        )
+    return text
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return value
+
+
+def port_range(text: str) -> str:
+    first, dash, last = text.partition("-")
+    ports = first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536
+    if not (dash and ports):
+        raise argparse.ArgumentTypeError(f"expected FIRST-LAST like 30000-30999, got {text!r}")
+    return text
+
+
+def fault(text: str) -> str:
+    """`kill:rank=1,step=20`, checked here and read again where it fires."""
+    try:
+        Fault.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text

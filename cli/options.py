@@ -1,0 +1,181 @@
+"""The flags of `trainmover run`, and what they mean together."""
+
+import argparse
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from trainmover.agent.orders import Program
+from trainmover.cli import flags
+from trainmover.schemas.layout import Layout
+
+EXAMPLE = """\
+example:
+  trainmover run --nproc-per-node 4 --standbys 1 train.py --lr 0.1
+      four ranks and one standby on this machine; kill any of the ranks and look
+  trainmover run --bus nats://host:4222 --job j --nnodes 2 --nproc-per-node 8 train.py
+      the same on each of two machines; `trainmover services` runs beside them
+
+exit codes: 0 completed, 1 user code failed, 2 wrong usage, 3 stalled too long, 4 state lost,
+5 no progress, 6 bus or services not reachable, 130 Ctrl-C, 143 SIGTERM
+"""
+
+
+class WrongUsage(ValueError):
+    """Flags that do not fit each other or this machine; exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    program: Program
+    layout: Layout
+    num_machines: int
+    workers_per_machine: int
+    num_standbys: int
+    job: str
+    run: str
+    machine: str
+    secret: str = field(repr=False)
+    """Hex."""
+    bus: str | None = field(repr=False)
+    """None: the embedded server and services."""
+    host: str = "127.0.0.1"
+    port_range: str = ""
+    faults: tuple[str, ...] = ()
+    report: Path | None = None
+    log_dir: Path | None = None
+    step_digests: str = ""
+    num_threads: int = 1
+    hash_seed: int = 0
+    stall_timeout_s: float = 3600.0
+    max_incidents: int = 3
+    max_failures: int | None = None
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    add = flags.add
+    one = flags.positive
+    add(parser, "--nproc-per-node", type=one, default=1, metavar="N", help="ranks on each machine")
+    add(parser, "--nnodes", type=one, default=1, metavar="N", help="machines")
+    add(
+        parser,
+        "--standbys",
+        type=flags.natural,
+        default=1,
+        metavar="N",
+        help="workers on each machine that stand by (default 1)",
+    )
+    add(parser, "--layout", metavar="AXES", help="as pp=2,dp=4; default dp=<all ranks>")
+    add(parser, "--bus", metavar="URL", help="join a job on this NATS server; needs --job")
+    add(parser, "--job", type=flags.name, metavar="NAME", help="default: script and a number")
+    add(parser, "--machine", type=flags.name, metavar="NAME", help="default: the host name")
+    add(
+        parser,
+        "--fault",
+        type=flags.fault,
+        action="append",
+        default=[],
+        metavar="KIND:rank=R,step=S",
+        help="inject a fault, as kill:rank=1,step=20; repeatable",
+    )
+    add(parser, "--report", type=Path, metavar="FILE", help="write what happened as JSON")
+    add(parser, "--log-dir", type=Path, metavar="DIR", help="keep each worker's raw output")
+    add(parser, "--step-digests", metavar="DIR", help="digest of the state after every step")
+    add(parser, "--num-threads", type=one, default=1, metavar="N", help="OMP threads a worker")
+    add(
+        parser,
+        "--host",
+        "--interface",
+        default="127.0.0.1",
+        metavar="ADDR",
+        help="address that workers listen on and are reached at",
+    )
+    add(parser, "--port-range", type=flags.port_range, metavar="A-B", help="for links")
+    add(
+        parser,
+        "--stall-timeout",
+        type=flags.seconds,
+        default=3600.0,
+        metavar="S",
+        help="give up when held this long without a standby (default 1 h)",
+    )
+    add(
+        parser,
+        "--max-incidents",
+        type=one,
+        default=3,
+        metavar="N",
+        help="interruptions without a committed step between them (default 3)",
+    )
+    add(parser, "--max-failures", type=flags.natural, metavar="N", help="default: no limit")
+    flags.refuse(parser)
+    add(parser, "--module", "-m", action="store_true", help="the script is a module, as python -m")
+    parser.add_argument("script", help="what each worker runs")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="given to the script")
+
+
+def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
+    """Raises WrongUsage."""
+    world_size = args.nnodes * args.nproc_per_node
+    if args.bus and not args.job:
+        raise WrongUsage("--bus needs --job NAME: machines that give the same name join one job")
+    if args.nnodes > 1 and not args.bus:
+        raise WrongUsage(
+            f"--nnodes {args.nnodes} needs --bus nats://HOST:PORT and --job NAME, the same on every"
+            " machine: the embedded bus serves one machine"
+        )
+    if secret is not None and not re.fullmatch(r"([0-9a-f]{2})+", secret):
+        raise WrongUsage("TRAINMOVER_SECRET is an even number of hex digits, at best 64")
+    run = "r" + uuid4().hex[:8]
+    program = Program(script=args.script, arguments=tuple(args.arguments), module=args.module)
+    return RunOptions(
+        program=program,
+        layout=_layout(args.layout, world_size, args.nnodes, args.nproc_per_node),
+        num_machines=args.nnodes,
+        workers_per_machine=args.nproc_per_node,
+        num_standbys=args.standbys,
+        job=args.job or job_name(args.script, run),
+        run=run,
+        machine=args.machine or as_name(socket.gethostname()),
+        secret=secret if secret is not None else "" if args.bus else secrets.token_hex(32),
+        bus=args.bus,
+        host=args.host,
+        port_range=args.port_range or "",
+        faults=tuple(args.fault),
+        report=args.report,
+        log_dir=args.log_dir,
+        step_digests=str(Path(args.step_digests).absolute()) if args.step_digests else "",
+        num_threads=args.num_threads,
+        stall_timeout_s=args.stall_timeout,
+        max_incidents=args.max_incidents,
+        max_failures=args.max_failures,
+    )
+
+
+def _layout(text: str | None, world_size: int, num_machines: int, per_machine: int) -> Layout:
+    if text is None:
+        return Layout.parse(f"dp={world_size}")
+    try:
+        layout = Layout.parse(text)
+    except ValueError as error:
+        raise WrongUsage(f"--layout: {error}") from error
+    if layout.world_size != world_size:
+        raise WrongUsage(
+            f"--layout {layout} has {layout.world_size} ranks, but --nnodes {num_machines} x"
+            f" --nproc-per-node {per_machine} makes {world_size}: make them equal"
+        )
+    return layout
+
+
+def job_name(script: str, run: str) -> str:
+    """`train-3f2a9c01`: a second start of the same script is another job."""
+    return f"{as_name(Path(script).stem)[:50].rstrip('-')}-{run[1:]}"
+
+
+def as_name(text: str) -> str:
+    """The nearest name: lower-case letters, digits and inner dashes, 63 characters."""
+    cleaned = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:48].strip("-")
+    return cleaned or "job"

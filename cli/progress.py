@@ -1,0 +1,121 @@
+"""What a person sees of a running job: steps, events of interest, a timeline per incident."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+
+from trainmover.bus.job import JobBus
+from trainmover.cli.console import Console
+from trainmover.cli.incidents import Incident, incidents, timeline
+from trainmover.cli.words import in_words
+from trainmover.schemas.events import (
+    JobCompleted,
+    JobFailed,
+    JobStalled,
+    LayoutAssigned,
+    MigrationAborted,
+    MigrationCompleted,
+    MigrationPlanned,
+    PoolExhausted,
+    WorkerFailed,
+    WorkerSuspected,
+)
+from trainmover.schemas.local import Beat, Telemetry
+from trainmover.schemas.recorded import Recorded
+
+TOLD = (
+    LayoutAssigned,
+    WorkerFailed,
+    WorkerSuspected,
+    MigrationPlanned,
+    MigrationAborted,
+    PoolExhausted,
+    JobStalled,
+)
+LINE_EVERY_S = 1.0
+NORMAL_STEPS = 20
+"""A normal step is the median of this many before the incident."""
+NOT_TRAINING = ("starting", "shadow", "standby")
+
+
+class Progress:
+    """Follows the stream and telemetry of a job, and says on the console what matters."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._beats: dict[str, tuple[Beat, ...]] = {}
+        self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
+        self._committed = 0
+        self._told_at = float("-inf")
+        self._changed = asyncio.Event()
+        self.records: list[Recorded] = []
+        self._normal_steps: dict[str, float] = {}
+
+    def incidents(self) -> list[Incident]:
+        return incidents(self.records, self._normal_steps)
+
+    async def follow(self, bus: JobBus) -> None:
+        """For ever."""
+        await bus.on_telemetry(self.hear)
+        async for recorded in bus.follow():
+            self.see(recorded)
+            self._changed.set()
+
+    async def settled(self, seconds: float) -> None:
+        """Blocks until the job's end is seen and no incident is open, at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (self._ended() and all(i.outcome != "open" for i in self.incidents())):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def see(self, recorded: Recorded) -> None:
+        self.records.append(recorded)
+        event = recorded.event
+        if isinstance(event, MigrationPlanned) and self._steps_s:
+            self._normal_steps.setdefault(event.incident, median(self._steps_s))
+        if isinstance(event, TOLD):
+            self._console.say(f"{event.TYPE}: {in_words(event)}")
+        if isinstance(event, MigrationCompleted):
+            ended = [i for i in self.incidents() if i.incident == event.incident]
+            self._console.say(timeline(ended[0]) if ended else in_words(event))
+
+    async def hear(self, telemetry: Telemetry) -> None:
+        self._beats[telemetry.machine] = telemetry.workers
+        beats = [beat for beats in self._beats.values() for beat in beats]
+        training = [b for b in beats if b.rank is not None and b.phase not in NOT_TRAINING]
+        if not training:
+            return
+        first = max(training, key=lambda beat: beat.committed)
+        if first.committed > self._committed:
+            self._committed = first.committed
+            self._steps_s.append(first.step_s)
+        now_s = time.monotonic()
+        if self._console.live:
+            self._console.status(self._status(first, training, beats))
+        elif now_s - self._told_at >= LINE_EVERY_S and first.committed > 0:
+            self._told_at = now_s
+            self._console.say(f"step {first.committed}{_numbers(first)}")
+
+    def _status(self, first: Beat, training: list[Beat], beats: list[Beat]) -> str:
+        rate = f", {1 / first.step_s:.1f} steps/s" if first.step_s > 0 else ""
+        standbys = sum(beat.phase == "standby" for beat in beats)
+        generation = max(beat.generation for beat in training)
+        return (
+            f"step {first.committed}{_numbers(first)}{rate} | {len(training)} ranks,"
+            f" {standbys} standbys parked, generation {generation}"
+        )
+
+    def _ended(self) -> bool:
+        return any(isinstance(r.event, JobCompleted | JobFailed) for r in self.records)
+
+
+def _numbers(beat: Beat) -> str:
+    return "".join(f" {name} {value:.4g}" for name, value in _loss_first(beat.numbers.items()))
+
+
+def _loss_first(numbers: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    return sorted(numbers, key=lambda pair: (pair[0] != "loss", pair[0]))

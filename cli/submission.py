@@ -1,0 +1,126 @@
+"""Who starts a job: the first to submit wins, the same program joins, another one is refused."""
+
+import hashlib
+import socket
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainmover.agent.imports import source_of
+from trainmover.agent.orders import Program
+from trainmover.bus.job import JobBus
+from trainmover.bus.port import Bus
+from trainmover.schemas.envelope import Rejected, open_event
+from trainmover.schemas.events import (
+    JobCompleted,
+    JobFailed,
+    JobSubmitted,
+    WorkerExited,
+    WorkerStarted,
+)
+from trainmover.schemas.layout import Layout
+from trainmover.schemas.recorded import Recorded
+
+
+class Refused(ValueError):
+    """This job cannot be run here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the job's stream holds."""
+
+    records: tuple[Recorded, ...] = ()
+    num_foreign: int = 0
+    """Messages that the secret given does not fit."""
+
+
+def digest(program: Program, layout: Layout) -> str:
+    """sha256 over script, arguments and layout. Raises FileNotFoundError."""
+    source, _ = source_of(program.script, module=program.module)
+    parts = (source, *program.argv[1 + program.module :], str(layout))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def admitted(past: Past, wanted: JobSubmitted, machine: str, num_machines: int) -> str | None:
+    """Run to join, None to submit `wanted`. Raises Refused."""
+    submissions = [(r.time_s, r.event) for r in past.records if isinstance(r.event, JobSubmitted)]
+    if not submissions:
+        if past.num_foreign:
+            raise Refused(
+                f"job {wanted.job} exists on this bus and its events are not signed with this"
+                " secret: set TRAINMOVER_SECRET to that of the job, or use another --job name"
+            )
+        return None
+    time_s, submitted = submissions[-1]
+    since = datetime.fromtimestamp(time_s).astimezone().isoformat(sep=" ", timespec="seconds")
+    where = f"submitted from {submitted.host} at {since}"
+    events = [r.event for r in past.records if r.event.run == submitted.run]
+    if any(isinstance(e, JobCompleted | JobFailed) for e in events):
+        raise Refused(f"job {wanted.job} ({where}) has ended: use another --job name")
+    if submitted.script_digest != wanted.script_digest:
+        raise Refused(
+            f"job {wanted.job} ({where}) runs another script, arguments or layout: its digest is"
+            f" {submitted.script_digest[:16]}, yours {wanted.script_digest[:16]};"
+            " start the same on every machine, or use another --job name"
+        )
+    machines = {e.machine for e in events if isinstance(e, WorkerStarted)} - {machine}
+    if len(machines) >= num_machines:
+        raise Refused(
+            f"job {wanted.job} ({where}) is running and has its {num_machines} machines"
+            f" ({', '.join(sorted(machines))}): use another --job name"
+        )
+    return submitted.run
+
+
+async def past_of(bus: Bus, job: str, secret: bytes) -> Past:
+    """Everything stored of the job, of whatever run. Blocks while the bus is away."""
+    last = await bus.last_seq()
+    records: list[Recorded] = []
+    num_foreign = 0
+    if last == 0:
+        return Past()
+    async with aclosing(bus.follow(0)) as messages:
+        async for message in messages:
+            try:
+                event = open_event(
+                    message.subject, message.payload, message.headers, job=job, secret=secret
+                )
+                records.append(Recorded(message.seq, message.time_s, event))
+            except Rejected:
+                num_foreign += 1
+            if message.seq >= last:
+                break
+    return Past(tuple(records), num_foreign)
+
+
+async def submit(
+    bus: Bus, wanted: JobSubmitted, *, machine: str, num_machines: int, secret: bytes
+) -> tuple[JobSubmitted, Past]:
+    """Submit the job or join it; returns the submission that holds. Raises Refused."""
+    while True:
+        past = await past_of(bus, wanted.job, secret)
+        run = admitted(past, wanted, machine, num_machines)
+        if run is not None:
+            held = [r.event for r in past.records if isinstance(r.event, JobSubmitted)][-1]
+            return held, past
+        job_bus = JobBus(
+            bus, job=wanted.job, run=wanted.run, source=f"run/{machine}", secret=secret
+        )
+        if await job_bus.publish_once(wanted, last_subject_seq=0):
+            return wanted, past
+        # another machine was first: read again what it said
+
+
+def here() -> str:
+    """Name of this host, for people."""
+    return socket.gethostname()
+
+
+def workers_of(records: Sequence[Recorded], machine: str) -> tuple[list[str], list[str]]:
+    """Workers that agents of this machine started, and those of them nobody saw the end of."""
+    events = [r.event for r in records]
+    started = [e.worker for e in events if isinstance(e, WorkerStarted) and e.machine == machine]
+    exited = {x.worker for e in events if isinstance(e, WorkerExited) for x in e.exits}
+    return started, [worker for worker in started if worker not in exited]

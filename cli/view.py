@@ -1,0 +1,104 @@
+"""The state of a job as its stream tells it: who holds which rank, who stands by, what is wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmover.schemas.events import (
+    JobCompleted,
+    JobFailed,
+    JobStalled,
+    JobSubmitted,
+    LayoutAssigned,
+    MigrationPlanned,
+    StandbyWarmed,
+    WorkerExited,
+    WorkerStarted,
+)
+from trainmover.schemas.member import Member
+from trainmover.schemas.recorded import Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    submitted: JobSubmitted | None
+    generation: int
+    members: tuple[Member, ...]
+    """Of the newest assignment, in rank order."""
+    machines: dict[str, str]
+    """Live worker -> machine."""
+    warm: frozenset[str]
+    """Live workers without a rank that are warmed up."""
+    end: JobCompleted | JobFailed | None
+    stalled: JobStalled | None
+    """Unless a newer plan or the end resolved it."""
+
+    def worker_of(self, rank: int) -> str:
+        """Raises ValueError that says which ranks there are."""
+        for member in self.members:
+            if member.rank == rank:
+                return member.worker
+        raise ValueError(f"no rank {rank}: the job has {len(self.members)} ranks now, from 0")
+
+    def rank_of(self, worker: str) -> int | None:
+        return next((m.rank for m in self.members if m.worker == worker), None)
+
+
+def view(records: Sequence[Recorded]) -> View:
+    """Of the newest run in the stream."""
+    submissions = [r.event for r in records if isinstance(r.event, JobSubmitted)]
+    run = submissions[-1].run if submissions else ""
+    events = [r.event for r in records if r.event.run == run]
+    plans = [e for e in events if isinstance(e, LayoutAssigned | MigrationPlanned)]
+    newest = max(plans, key=lambda plan: plan.generation, default=None)
+    members = newest.members if newest is not None else ()
+    exited = {x.worker for e in events if isinstance(e, WorkerExited) for x in e.exits}
+    machines = {
+        e.worker: e.machine
+        for e in events
+        if isinstance(e, WorkerStarted) and e.worker not in exited
+    }
+    holders = {member.worker for member in members}
+    warm = {e.worker for e in events if isinstance(e, StandbyWarmed)} & machines.keys() - holders
+    ends = [e for e in events if isinstance(e, JobCompleted | JobFailed)]
+    stalls = [
+        e
+        for e in events
+        if isinstance(e, JobStalled) and newest is not None and e.generation == newest.generation
+    ]
+    return View(
+        submitted=submissions[-1] if submissions else None,
+        generation=newest.generation if newest is not None else 0,
+        members=tuple(sorted(members, key=lambda member: member.rank)),
+        machines=machines,
+        warm=frozenset(warm),
+        end=ends[0] if ends else None,
+        stalled=stalls[-1] if stalls and not ends else None,
+    )
+
+
+def in_lines(view: View) -> list[str]:
+    """For people: one line a rank, one for the standbys, one for what is wrong."""
+    if view.submitted is None:
+        return ["no job was submitted under this name"]
+    submitted = view.submitted
+    lines = [
+        f"job {submitted.job}, run {submitted.run}, layout {submitted.layout},"
+        f" generation {view.generation}"
+    ]
+    for member in view.members:
+        here = "" if member.worker in view.machines else "  (gone)"
+        lines.append(f"  rank {member.rank:<4} {member.worker} on {member.machine}{here}")
+    holders = {member.worker for member in view.members}
+    spare = sorted(view.machines.keys() - holders)
+    states = (f"{w} ({'warm' if w in view.warm else 'warming up'})" for w in spare)
+    lines.append(f"  standbys  {', '.join(states) or 'none'}")
+    if view.stalled is not None:
+        lines.append(f"  stalled: {view.stalled.reason}; {view.stalled.unblocked_by}")
+    match view.end:
+        case JobCompleted():
+            lines.append(f"  completed: {view.end.completed_steps} steps")
+        case JobFailed():
+            lines.append(f"  failed ({view.end.exit_code}): {view.end.reason}")
+        case None:
+            pass
+    return lines

@@ -1,0 +1,88 @@
+"""torch.distributed on our groups: registers the backend and makes groups as torch asks."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from trainmover.runtime.admission import Mode
+from trainmover.runtime.engine import LinkEngine, Wiring
+from trainmover.runtime.fence import Revoked
+from trainmover.runtime.groups import LinkGroup
+from trainmover.runtime.topology import ring_edges
+
+BACKEND = "trainmover"
+_NAMED_RANKS = 32  # longer groups are named by a digest of their ranks
+
+_factory: "GroupFactory | None" = None  # torch's registry of backends is global and so is this
+
+
+class GroupFactory:
+    """Makes the groups of one `init_process_group` and names them alike on all members."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.groups: list[LinkGroup] = []
+        self._wiring = wiring
+        self._made: Counter[str] = Counter()
+
+    def make(self, options: Any, _backend_options: Any) -> LinkGroup:
+        """Called by torch for WORLD and each `new_group` that this rank is a member of.
+
+        Registers the group's ring; outside echo mode, once there is a generation, opens its links
+        and blocks until the other members came here too.
+        """
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        channel = self._name(ranks)
+        mesh = self._wiring.mesh
+        mesh.register(channel, ring_edges(ranks))
+        engine = LinkEngine(self._wiring, channel, ranks, options.group_rank)
+        group = LinkGroup(engine)
+        self.groups.append(group)
+        if self._wiring.admission.mode is not Mode.ECHO and not self._wiring.fence.revoked:
+            with suppress(Revoked):  # the switch to the next generation opens what is registered
+                mesh.connect(channel, self._wiring.timeout_s)
+        return group
+
+    def close(self, deadline_s: float) -> None:
+        """End the groups' threads; the generation must be revoked or idle."""
+        for group in self.groups:
+            group.engine.close(deadline_s)
+        self.groups.clear()
+
+    def _name(self, ranks: Sequence[int]) -> str:
+        members = "-".join(map(str, ranks))
+        if len(ranks) > _NAMED_RANKS:
+            members = f"{len(ranks)}-{hashlib.sha256(members.encode()).hexdigest()[:16]}"
+        count = self._made[members]
+        self._made[members] += 1
+        return f"{members}#{count}"
+
+
+def init_torch_distributed(wiring: Wiring, rank: int, world_size: int) -> GroupFactory:
+    """Initialise torch.distributed with our backend; the calling thread is the training thread.
+
+    The store is local to the process. In echo mode, or before the first generation is open, groups
+    are only registered with the mesh; `Mesh.switch` opens their links.
+    """
+    global _factory
+    factory = _factory = GroupFactory(wiring)
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu"])
+    dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)
+    return factory
+
+
+def shutdown_torch_distributed(factory: GroupFactory, deadline_s: float) -> None:
+    """Undo `init_torch_distributed`; links stay open until `Mesh.close`."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    factory.close(deadline_s)
+
+
+def _make(options: Any, backend_options: Any) -> LinkGroup:
+    assert _factory is not None, "torch asked for a group before init_torch_distributed"
+    return _factory.make(options, backend_options)

@@ -1,0 +1,219 @@
+"""`with step:` -- one optimizer update with all its micro-batches, done once or undone whole."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import structlog
+from torch.optim.optimizer import Optimizer
+
+from trainmover.runtime import commit
+from trainmover.runtime.aborts import StepAborted
+from trainmover.runtime.admission import Mode
+from trainmover.runtime.commit import Phase
+from trainmover.runtime.fence import Revoked
+from trainmover.runtime.link import LinkBroken
+from trainmover.runtime.recovery import SAY_EVERY_S, Retired
+from trainmover.runtime.vote import Ballot
+
+if TYPE_CHECKING:
+    from trainmover.runtime.performance import Performance
+
+log = structlog.get_logger()
+
+
+class Step:
+    """One block. User code enters it once and reads `committed` afterwards."""
+
+    def __init__(self, run: "Performance", number: int, *, closing: bool, shadow: bool) -> None:
+        self.number = number
+        """0-based; the same number comes again when the block was undone."""
+        self.closing = closing
+        """One block more than updates: for the last evaluation and save."""
+        self.shadow = shadow
+        """Nothing of this block stays; nobody else sees it."""
+        self.committed = False
+        self.entered = False
+        self.stopping = False
+        self._run = run
+        self._voted = False
+        self._known = False
+        self._let_update = False
+
+    # ---- what user code calls
+
+    def stop(self) -> None:
+        """End the loop after this step on every rank: rides on the vote (the next one, if this
+        step's is over)."""
+        if not self.shadow:
+            self._run.stop_wanted = True
+
+    def report(self, **numbers: float) -> None:
+        """Progress and metrics, averaged over the ranks in the next vote; no collective.
+
+        Takes floats and one-element tensors (`loss=loss`). Ignored in a block that is undone.
+        """
+        if not self.shadow:
+            self._run.reported.update({k: float(v) for k, v in numbers.items()})
+
+    def ready(self, optimizer: Optimizer | None = None) -> None:
+        """Vote now: for engines with an optimizer of their own. Called by the gate otherwise.
+
+        Blocks until every rank has voted; raises StepAborted when the step is undone.
+        """
+        run = self._run
+        if optimizer is not None and run.tracked.before_first_optimizer(optimizer):
+            return
+        if self._voted:
+            if not self._known and not self._let_update:
+                raise StepAborted("the step was aborted in its vote")
+            return
+        self._voted = True
+        if self.shadow:
+            if not self._let_update:
+                raise StepAborted("a shadow step is never applied")
+            return
+        self._vote()
+        self._known = True
+        run.poisoned = 0
+        if run.before_update:
+            run.before_update()
+            run.before_update = None
+
+    # ---- the vote
+
+    def _vote(self) -> None:
+        run = self._run
+        fence = run.links.data_fence
+        if fence.revoked:
+            run.vote.abort(self.number)
+            raise StepAborted(fence.cause)
+        own = Ballot(stop=run.stop_wanted, numbers={k: (v, 1) for k, v in run.reported.items()})
+        run.beat("vote")
+        try:
+            total = run.vote.vote(self.number, own, run.tracked.own(), run.hit)
+        except (Revoked, LinkBroken) as error:
+            self._cut_off(error)
+            return
+        run.reported.clear()
+        if total.failed:
+            raise StepAborted("a rank cannot finish this step")
+        run.averages = total.averages or run.averages
+        self.stopping = total.stop
+
+    def _cut_off(self, error: Revoked | LinkBroken) -> None:
+        """The generation ended in the middle of the vote."""
+        run = self._run
+        if isinstance(error, LinkBroken):
+            run.link_broken(error.peer_rank, error.peer_worker, error.channel, str(error))
+        phase = run.seat.move(commit.failed).phase
+        if phase is Phase.APPLYING:
+            return
+        if phase is not Phase.HOLDING:
+            raise StepAborted(str(error))
+        self._hold()
+
+    def _hold(self) -> None:
+        """Stay in the hook, gradients intact, until a decision says commit or retry."""
+        run = self._run
+        seat = run.seat
+        run.beat("hold")
+        while not seat.wait(
+            lambda: seat.retired is not None or _decision(run) is not None, SAY_EVERY_S
+        ):
+            log.info("step.held", step=self.number, waits_for="the mover's decision")
+        with seat.cond:
+            if seat.retired is not None:
+                raise Retired(seat.retired)
+            decided = _decision(run)
+            assert decided is not None
+            if decided == seat.position.committed + 1:
+                after = commit.obey(seat.position, seat.orders.about, decided)
+                assert after is not None
+                seat.position = after
+                seat.notify()
+                return
+        raise StepAborted("no rank is known to have committed this step")
+
+    # ---- the block
+
+    def __enter__(self) -> "Step":
+        run = self._run
+        if self.entered:
+            raise RuntimeError("a step is entered once; the next one comes from ctx.steps")
+        self.entered = True
+        self._let_update = run.let_update
+        if not self.shadow:
+            run.send_late_extras(self.number)
+        run.tracked.open()
+        run.gate.block = self
+        run.admission.mode = Mode.ECHO if self.shadow else Mode.BLOCK
+        run.beat("shadow" if self.shadow else "step")
+        if not self.shadow:
+            run.arm(self.number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> bool:
+        run = self._run
+        try:
+            if error is None and not self._voted:
+                self.ready()
+        except (StepAborted, Retired) as aborted:
+            error = aborted
+        try:
+            return self._close(error)
+        finally:
+            run.gate.block = None
+            run.admission.mode = Mode.CLOSED
+
+    def _close(self, error: BaseException | None) -> bool:
+        run = self._run
+        if isinstance(error, Retired):
+            raise error
+        if self.shadow:
+            if error is not None and not isinstance(error, StepAborted):
+                return False
+            run.tracked.undo()
+            return True
+        undone = isinstance(error, StepAborted) or (
+            isinstance(error, Exception) and run.generation_ended
+        )
+        if error is not None and not undone:
+            return False
+        if self._known:
+            # TAIL: what was poisoned after the vote, or cut short by it, is state.
+            self._commit(poisoned=run.poisoned > 0 or error is not None)
+        else:
+            self._undo(error)
+        return True
+
+    def _commit(self, *, poisoned: bool) -> None:
+        run = self._run
+        run.hit("commit")
+        if self.stopping:
+            run.loop.end_after(self.number)
+        last = self.number + 1 >= run.loop.blocks
+        run.recovery.blocks = run.loop.blocks
+        run.seat.move(lambda p: commit.applied(p, poisoned=poisoned, last=last))
+        self.committed = True
+        run.committed(self, poisoned=poisoned)
+
+    def _undo(self, error: BaseException | None) -> None:
+        run = self._run
+        run.seat.move(commit.failed)
+        run.tracked.undo()
+        cause = error.cause if isinstance(error, StepAborted) else repr(error)
+        run.aborted(self.number, cause)
+
+
+def _decision(run: "Performance") -> int | None:
+    """Committed steps that the decision for the promised generation names. Lock held."""
+    seat = run.seat
+    decided = seat.orders.decided
+    if decided is None or decided.generation != seat.position.promised:
+        return None
+    return -1 if decided.setup_again else decided.target

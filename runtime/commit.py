@@ -1,0 +1,234 @@
+"""Where a worker stands in the step commit protocol: pure decisions, no I/O.
+
+The rules in capitals are those of docs/design/commit.md, found and checked with the exhaustive
+model docs/design/check_commit.py; each stands here or in the mover's `decide`. One letter in
+parentheses is the state's name in the model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+KEEP = 2
+"""KEEP2: versions of a neighbour's extras that a buddy keeps, n and n+1."""
+
+
+class ProtocolError(Exception):
+    """A position that the protocol excludes: a bug in this program, never the user's."""
+
+
+class Phase(StrEnum):
+    EMPTY = "empty"
+    """(S) holds no state of the job."""
+    COMPUTING = "computing"
+    """(C) in step `committed`, before its gradients are done; also between two blocks."""
+    GATHERED = "gathered"
+    """(G) gradients done, extras for the next step sent."""
+    VOTED = "voted"
+    """(V) voted ok, waits for the result."""
+    APPLYING = "applying"
+    """(O) knows the commit; from the vote's result to the end of the block."""
+    POISONED = "poisoned"
+    """(P, F) the generation ended, or the step failed, before its ok vote."""
+    HOLDING = "holding"
+    """(H) the generation ended after its ok vote: it may or may not be committed."""
+    ENDED = "ended"
+    """(B) told abort, or the generation ended at or after a boundary."""
+    READY = "ready"
+    """(R) at the target of generation `ready_for`."""
+    DONE = "done"
+    """(D) has committed every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    generation: int = 0
+    """Runs in it, or ran last; 0: none."""
+    phase: Phase = Phase.EMPTY
+    committed: int = 0
+    """Steps it knows committed and applied; in APPLYING the open one is counted at its end."""
+    extras: int = 0
+    """Version of the extras it would start its next step with."""
+    promised: int = 0
+    """PROMISE: highest generation it answered a collect for."""
+    ready_for: int = 0
+    dirty: bool = False
+    """TAIL: a collective after the vote was poisoned, its state cannot be trusted."""
+    kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank -> versions of its extras kept here, ascending."""
+
+    @property
+    def ended(self) -> bool:
+        """CUT: nothing of the generation it ran in counts any more."""
+        return self.promised > self.generation or self.phase in (
+            Phase.EMPTY,
+            Phase.POISONED,
+            Phase.HOLDING,
+            Phase.ENDED,
+            Phase.READY,
+        )
+
+    @property
+    def known_committed(self) -> int:
+        """Steps that are certain to be applied: APPLYING counts the open one."""
+        return self.committed + (self.phase is Phase.APPLYING)
+
+
+# ---- within a step
+
+
+def gathered(p: Position) -> Position:
+    """The gradients of the open step are done and the extras of the next one are sent."""
+    _expect(p, Phase.COMPUTING)
+    return replace(p, phase=Phase.GATHERED, extras=p.committed + 1)
+
+
+def keep(p: Position, generation: int, rank: int, version: int) -> Position:
+    """Store a neighbour's extras. KEEP2; XKNOW: version n+2 proves the commit of step n.
+
+    CUT: a worker that ended its generation stores nothing more of it. REBUDDY: one that is ready
+    for the next generation stores what that one starts with.
+    """
+    running = not p.ended and generation == p.generation
+    starting = p.phase is Phase.READY and generation == p.ready_for == p.promised
+    if not running and not starting:
+        return p
+    versions = tuple(sorted({*p.kept.get(rank, ()), version}))[-KEEP:]
+    p = replace(p, kept={**p.kept, rank: versions})
+    if p.phase is Phase.VOTED and version == p.committed + 2:
+        return replace(p, phase=Phase.APPLYING)
+    return p
+
+
+def may_vote(p: Position, neighbours: tuple[int, ...]) -> bool:
+    """A rank votes ok only when its neighbours' extras of the next step are here."""
+    return p.phase is Phase.GATHERED and all(
+        p.committed + 1 in p.kept.get(rank, ()) for rank in neighbours
+    )
+
+
+def voted(p: Position) -> Position:
+    """Sent its ok vote to its parent in the tree (the root never waits here)."""
+    _expect(p, Phase.GATHERED)
+    return replace(p, phase=Phase.VOTED)
+
+
+def result(p: Position, generation: int, step: int, commit: bool) -> Position:
+    """The vote's result, or a FASTFAIL abort that overtakes the votes.
+
+    Ignored when the generation has ended here (CUT), or when it is of another step.
+    """
+    if p.ended or generation != p.generation or step != p.committed:
+        return p
+    if commit:
+        # The root combines in GATHERED, the others wait in VOTED.
+        _expect(p, Phase.VOTED, Phase.GATHERED)
+        return replace(p, phase=Phase.APPLYING)
+    _expect(p, Phase.COMPUTING, Phase.GATHERED, Phase.VOTED)
+    return replace(p, phase=Phase.ENDED)
+
+
+def failed(p: Position) -> Position:
+    """FASTFAIL: this rank cannot finish the open step; it votes failed, owes no extras, and waits.
+
+    After its own ok vote only the result or a new generation can say (HOLDING); in APPLYING the
+    commit stands and `applied` decides.
+    """
+    match p.phase:
+        case Phase.COMPUTING | Phase.GATHERED:
+            return replace(p, phase=Phase.POISONED)
+        case Phase.VOTED:
+            return replace(p, phase=Phase.HOLDING)
+        case _:
+            return p
+
+
+def applied(p: Position, *, poisoned: bool, last: bool) -> Position:
+    """The block of a committed step ended. TAIL: a collective poisoned since the vote is dirt."""
+    _expect(p, Phase.APPLYING)
+    p = replace(p, committed=p.committed + 1, extras=p.committed + 1, dirty=p.dirty or poisoned)
+    if last and not p.dirty:
+        return replace(p, phase=Phase.DONE)
+    if poisoned or p.promised > p.generation:
+        return replace(p, phase=Phase.ENDED)
+    return replace(p, phase=Phase.COMPUTING)
+
+
+# ---- after a failure
+
+
+def collect(p: Position, generation: int) -> Position | None:
+    """CUT and PROMISE: end the running generation, then answer from facts that cannot change.
+
+    None: refused, a higher generation was promised or runs already. Asked again for the same
+    generation, nothing changes and the answer is the same.
+    """
+    if generation < p.promised or generation <= p.generation:
+        return None
+    if generation == p.promised:
+        return p
+    p = failed(replace(p, promised=generation))
+    # Between two blocks COMPUTING has become POISONED: there is nothing to undo then.
+    return replace(p, phase=Phase.ENDED) if p.phase is Phase.READY else p
+
+
+def obey(p: Position, generation: int, target: int) -> Position | None:
+    """DECIDED: drop the open step, or commit the one that is held.
+
+    None: PROMISE, another generation than the promised one says so; or not yet at a boundary.
+    Raises ProtocolError for a target that no correct decision can name.
+    """
+    if p.promised != generation or p.phase is Phase.APPLYING:
+        return None
+    if p.phase is Phase.READY and p.ready_for >= generation:
+        return p
+    if p.phase is Phase.EMPTY:
+        return None
+    if p.committed == target:
+        return replace(_fresh(p, target), phase=Phase.READY, ready_for=generation, extras=target)
+    if p.phase is Phase.HOLDING and p.committed == target - 1:
+        return replace(p, phase=Phase.APPLYING)
+    raise ProtocolError(
+        f"generation {generation} continues from {target} committed steps, this worker has "
+        f"{p.committed} and is {p.phase}: no correct decision says that"
+    )
+
+
+def restored(p: Position, generation: int, target: int) -> Position | None:
+    """A joiner or a dirty worker has the donor's state in place. None: PROMISE forbids it."""
+    if p.promised != generation:
+        return None
+    return replace(
+        _fresh(p, target),
+        phase=Phase.READY,
+        ready_for=generation,
+        committed=target,
+        extras=target,
+        dirty=False,
+    )
+
+
+def resume(p: Position, generation: int, target: int, *, last: bool) -> Position | None:
+    """Run in `generation`. None: PROMISE or another generation; or it is not ready for it.
+
+    DIRTYACK, invariant 9: a worker that is dirty or elsewhere than the target never resumes.
+    """
+    if p.promised != generation or p.phase is not Phase.READY or p.ready_for != generation:
+        return None
+    if p.dirty or p.committed != target or p.extras != target:
+        raise ProtocolError(
+            f"generation {generation} resumes at {target} committed steps, this worker has "
+            f"{p.committed}, extras {p.extras}{', dirty' if p.dirty else ''}"
+        )
+    return replace(p, generation=generation, phase=Phase.DONE if last else Phase.COMPUTING)
+
+
+def _fresh(p: Position, target: int) -> Position:
+    """Extras beyond the target belong to an attempt that never was: the retry sends its own."""
+    kept = {rank: tuple(v for v in vs if v <= target) for rank, vs in p.kept.items()}
+    return replace(p, kept=kept)
+
+
+def _expect(p: Position, *phases: Phase) -> None:
+    if p.phase not in phases:
+        raise ProtocolError(f"expected {' or '.join(phases)}, the worker is {p.phase}")

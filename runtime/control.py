@@ -1,0 +1,142 @@
+"""The bus thread of a worker: commands in, answers out; nothing else rides on this connection.
+
+The training thread never waits for it, and it never waits for the training thread longer than
+`ANSWER_WITHIN_S`: an answer says where the worker is, the mover asks again.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from trainmover.bus.job import JobBus
+from trainmover.bus.nats import connect
+from trainmover.runtime.seat import Seat
+from trainmover.schemas.commands import (
+    ANSWER_WITHIN_S,
+    Answer,
+    AnyCommand,
+    Collect,
+    Decided,
+    Pull,
+    Resume,
+    Retire,
+    Stage,
+    StandBy,
+    Switch,
+)
+from trainmover.schemas.environment import WorkerEnvironment
+
+log = structlog.get_logger()
+
+CONNECT_S = 30.0
+
+
+class Control:
+    """Owns one thread with one event loop; `start` returns when commands can arrive."""
+
+    def __init__(self, env: WorkerEnvironment, end: Callable[[int], None]) -> None:
+        self._env, self._end = env, end
+        self.seat = Seat(env.worker, self._wake)
+        self._loop = asyncio.new_event_loop()
+        self._changed = asyncio.Event()
+        self._waiters = 0
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="tm-control", daemon=True)
+
+    def start(self) -> None:
+        """Blocks until the worker listens for commands. Raises what kept it from that."""
+        self._thread.start()
+        self._started.wait(CONNECT_S + 5)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Leave the bus; blocks for two seconds at most."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        env = self._env
+        bus = JobBus(
+            await connect(env.bus, env.job, deadline_s=CONNECT_S),
+            job=env.job,
+            run=env.run,
+            source=f"worker/{env.worker}",
+            secret=bytes.fromhex(env.secret),
+        )
+        await bus.answer(env.worker, self._handle)
+        self._started.set()
+        await self._stop.wait()
+        await bus.close()
+
+    # ---- commands
+
+    async def _handle(self, command: AnyCommand) -> Answer:
+        seat = self.seat
+        match command:
+            case StandBy():
+                seat.told_to_stand_by(command)
+                await self._until(lambda: seat.set_up)
+            case Collect():
+                return await asyncio.to_thread(seat.collect, command, self._end)
+            case Decided():
+                await self._obeyed(command, Stage.OBEYED)
+            case Pull():
+                await self._obeyed(command, Stage.RESTORED)
+            case Switch():
+                await self._obeyed(command, Stage.SWITCHED)
+            case Resume():
+                if seat.order(command):
+                    await self._until(lambda: self._resumed(command))
+            case Retire():
+                seat.retire(command)
+        return seat.answer()
+
+    async def _obeyed(self, command: Decided | Pull | Switch, stage: Stage) -> None:
+        if self.seat.order(command):
+            await self._until(lambda: self.seat.stage >= stage or bool(self.seat.refused))
+
+    def _resumed(self, command: Resume) -> bool:
+        answer = self.seat.answer()
+        past = answer.committed > command.target or answer.done
+        return (answer.running == command.generation and past) or bool(answer.refused)
+
+    # ---- waking
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        deadline = self._loop.time() + ANSWER_WITHIN_S
+        self._waiters += 1
+        try:
+            while not reached():
+                left = deadline - self._loop.time()
+                if left <= 0:
+                    return
+                self._changed.clear()
+                if reached():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), left)
+        finally:
+            self._waiters -= 1
+
+    def _wake(self) -> None:
+        """Called from any thread, often: costs nothing while no command waits."""
+        if self._waiters:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._changed.set)

@@ -1,0 +1,325 @@
+"""The door of a worker: it listens, dials, and lets only authenticated peers of its job in."""
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from trainmover.runtime import wire
+from trainmover.runtime.link import close_in_children
+
+_HANDSHAKE_S = 5.0
+_HANDSHAKES = 64  # at the same time; more are turned away, so that strangers cost us little
+_PENDING = 4096  # authenticated connections that nobody has asked for yet
+_UNIX_PATH_BYTES = 107  # sun_path of Linux, without its end
+
+_Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Connection:
+    """An authenticated connection; `sock` blocks, without a timeout, until somebody changes it."""
+
+    sock: socket.socket
+    peer: str
+    channel: str
+    generation: int
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+class Endpoint:
+    """Listens on a Unix socket below `directory` and on TCP, from construction to `close`.
+
+    `secret` is the job's; `port_range` (first, last) limits the TCP port. Raises OSError when
+    nothing can be bound and ValueError when the Unix path is too long for the system.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        worker: str,
+        machine: str,
+        secret: bytes,
+        directory: Path,
+        host: str = "127.0.0.1",
+        port_range: tuple[int, int] | None = None,
+    ) -> None:
+        self.job, self.worker, self.machine = job, worker, machine
+        self._secret = secret
+        path = directory / f"{worker}.sock"
+        tcp = _listen_tcp(host, port_range)
+        try:
+            self._listeners = (_listen_unix(path), tcp)
+        except BaseException:
+            tcp.close()
+            raise
+        self._path = path
+        port = tcp.getsockname()[1]
+        self.addresses: tuple[str, ...] = (f"unix:{path}", f"tcp:{host}:{port}")
+        self._pending: dict[_Key, Connection] = {}
+        self._handlers: dict[str, Callable[[Connection], None]] = {}
+        self._arrived = threading.Condition()
+        self.arrival_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable after an arrival; for the one loop that waits for many peers at once."""
+        self._slots = threading.BoundedSemaphore(_HANDSHAKES)
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._listen, args=(s,), name="endpoint", daemon=True)
+            for s in self._listeners
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def dial(
+        self,
+        addresses: tuple[str, ...],
+        peer: str,
+        channel: str,
+        generation: int,
+        deadline_s: float,
+    ) -> Connection:
+        """Connect to worker `peer`, by Unix socket where its path exists, else by TCP.
+
+        Blocks for `deadline_s` seconds at most (per address tried). Raises ConnectionError with
+        the reason of each address, wire.Refused when the peer turns us away.
+        """
+        deadline = time.monotonic() + min(deadline_s, _HANDSHAKE_S)
+        failures = []
+        for address in sorted(addresses, reverse=True):  # unix before tcp
+            try:
+                sock = _connect(address, deadline)
+            except OSError as error:
+                failures.append(f"{address}: {error}")
+                continue
+            try:
+                self._introduce(sock, peer, channel, generation, deadline)
+                return _ready(Connection(sock, peer, channel, generation))
+            except (OSError, wire.WireError) as error:
+                sock.close()
+                failures.append(f"{address}: {error}")
+            except wire.Refused:
+                sock.close()
+                raise
+        raise ConnectionError(
+            f"expected worker {peer} to answer for channel {channel}, generation {generation}; "
+            f"got {'; '.join(failures) or 'no address'}: check that it runs and is reachable"
+        )
+
+    def accept(self, peer: str, channel: str, generation: int, deadline_s: float) -> Connection:
+        """The connection that `peer` dialed for (channel, generation).
+
+        Blocks for `deadline_s` seconds at most, then raises TimeoutError.
+        """
+        key = (channel, peer, generation)
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: key in self._pending, deadline_s):
+                raise TimeoutError(
+                    f"expected worker {peer} to dial for channel {channel}, generation "
+                    f"{generation} within {deadline_s} s, got nothing: check that it is alive"
+                )
+            return self._pending.pop(key)
+
+    def take(self, peer: str, channel: str, generation: int) -> Connection | None:
+        """Like `accept`, without waiting: None while the peer has not dialed."""
+        with self._arrived:
+            return self._pending.pop((channel, peer, generation), None)
+
+    def withdraw(self, generation: int) -> list[Connection]:
+        """Remove and return the connections of generations before `generation`."""
+        with self._arrived:
+            old = [key for key in self._pending if key[2] < generation]
+            return [self._pending.pop(key) for key in old]
+
+    def serve(self, channel: str, handler: Callable[[Connection], None]) -> None:
+        """Run `handler` in a daemon thread for each connection that comes for `channel`.
+
+        The handler owns the connection. Connections of every generation are served.
+        """
+        self._handlers[channel] = handler
+
+    def close(self) -> None:
+        """Stop listening and close what nobody took; connections handed out live on."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
+            listener.close()
+        for thread in self._threads:
+            thread.join(timeout=_HANDSHAKE_S)
+        self._path.unlink(missing_ok=True)
+        with self._arrived:
+            for connection in self._pending.values():
+                connection.close()
+            self._pending.clear()
+        os.close(self.arrival_fd)
+
+    def _listen(self, listener: socket.socket) -> None:
+        while not self._closed:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.05)  # out of descriptors: others may give some back
+                continue
+            close_in_children(sock)
+            if not self._slots.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            connection = self._authenticate(sock, time.monotonic() + _HANDSHAKE_S)
+        except (OSError, wire.WireError, wire.Refused):
+            sock.close()
+            return
+        finally:
+            self._slots.release()
+        handler = self._handlers.get(connection.channel)
+        if handler is not None:
+            handler(connection)
+            return
+        key = (connection.channel, connection.peer, connection.generation)
+        with self._arrived:
+            replaced = self._pending.pop(key, None)
+            full = self._closed or len(self._pending) >= _PENDING
+            if not full:
+                self._pending[key] = connection
+                os.eventfd_write(self.arrival_fd, 1)
+                self._arrived.notify_all()
+        for unwanted in (replaced, connection if full else None):
+            if unwanted is not None:
+                unwanted.close()
+
+    def _introduce(
+        self, sock: socket.socket, peer: str, channel: str, generation: int, deadline: float
+    ) -> None:
+        hello = wire.Hello(
+            job=self.job,
+            worker=self.worker,
+            generation=generation,
+            channel=channel,
+            nonce=secrets.token_hex(16),
+        )
+        _send(sock, wire.encode_greeting(hello), deadline)
+        welcome = _receive(sock, wire.Welcome, deadline)
+        if welcome.worker != peer:
+            _refuse(sock, f"expected worker {peer} at this address, got {welcome.worker}", deadline)
+        if not wire.proven(
+            self._secret, "acceptor", hello, welcome.worker, welcome.nonce, welcome.proof
+        ):
+            _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
+        proof = wire.proof(self._secret, "dialer", hello, welcome.worker, welcome.nonce)
+        _send(sock, wire.encode_greeting(wire.Answer(proof=proof)), deadline)
+        _receive(sock, wire.Verdict, deadline)
+
+    def _authenticate(self, sock: socket.socket, deadline: float) -> Connection:
+        try:
+            hello = _receive(sock, wire.Hello, deadline)
+        except wire.WireError as error:
+            _refuse(sock, str(error), deadline)
+        if hello.job != self.job:
+            _refuse(sock, f"expected job {self.job}, got {hello.job}", deadline)
+        nonce = secrets.token_hex(16)
+        proof = wire.proof(self._secret, "acceptor", hello, self.worker, nonce)
+        welcome = wire.Welcome(worker=self.worker, nonce=nonce, proof=proof)
+        _send(sock, wire.encode_greeting(welcome), deadline)
+        given = _receive(sock, wire.Answer, deadline).proof
+        if not wire.proven(self._secret, "dialer", hello, self.worker, nonce, given):
+            _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
+        _send(sock, wire.encode_greeting(wire.Verdict(accepted=True)), deadline)
+        return _ready(Connection(sock, hello.worker, hello.channel, hello.generation))
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > _UNIX_PATH_BYTES:
+        raise ValueError(
+            f"expected a socket path of at most {_UNIX_PATH_BYTES} bytes, got {path}: "
+            "choose a shorter directory"
+        )
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    close_in_children(listener)
+    listener.bind(str(path))
+    listener.listen(1024)
+    return listener
+
+
+def _listen_tcp(host: str, port_range: tuple[int, int] | None) -> socket.socket:
+    first, last = port_range or (0, 0)
+    for port in range(first, last + 1):
+        try:
+            listener = socket.create_server((host, port), backlog=1024)
+        except OSError as error:
+            reason = error
+            continue
+        close_in_children(listener)
+        return listener
+    raise OSError(f"expected a free port in {first}-{last} on {host}, got: {reason}")
+
+
+def _connect(address: str, deadline: float) -> socket.socket:
+    scheme, _, place = address.partition(":")
+    if scheme == "unix":
+        if not os.path.exists(place):
+            raise FileNotFoundError("the peer is on another machine, or gone")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_left_s(deadline))
+            sock.connect(place)
+        except OSError:
+            sock.close()
+            raise
+    else:
+        host, _, port = place.rpartition(":")
+        sock = socket.create_connection((host, int(port)), timeout=_left_s(deadline))
+    close_in_children(sock)
+    return sock
+
+
+def _ready(connection: Connection) -> Connection:
+    connection.sock.settimeout(None)
+    if connection.sock.family != socket.AF_UNIX:
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _refuse(sock: socket.socket, reason: str, deadline: float) -> NoReturn:
+    _send(sock, wire.encode_refusal(reason), deadline)
+    raise wire.Refused(reason)
+
+
+def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
+    sock.settimeout(_left_s(deadline))
+    sock.sendall(data)
+
+
+def _receive(sock: socket.socket, expected: type[wire.MessageT], deadline: float) -> wire.MessageT:
+    length = wire.greeting_length(_exactly(sock, wire.PRELUDE_BYTES, deadline))
+    return wire.decode_greeting(_exactly(sock, length, deadline), expected)
+
+
+def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        sock.settimeout(_left_s(deadline))
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the other side closed the connection within the handshake")
+        data += piece
+    return data
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError(f"expected a handshake within {_HANDSHAKE_S} s")
+    return left_s

@@ -1,0 +1,231 @@
+"""Moving the bytes of one collective between neighbours, both ways at once, in one thread."""
+
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trainmover.runtime.fence import Fence
+from trainmover.runtime.link import Link
+from trainmover.runtime.wire import FRAME_BYTES, Header, Kind, Op
+
+frame_hook: Callable[[str, int], None] | None = None
+"""Fault injection: called while an all_reduce sends, with (channel, bytes sent of this frame)."""
+_HOOK_BYTES = 4096  # with a hook, a frame leaves in pieces of this size
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class CollectiveMismatch(RuntimeError):
+    """A peer is in another collective, or in the same with another size."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of one group in one generation."""
+
+    fence: Fence
+    generation: int
+    group: str
+    op: Op
+    seq: int
+    deadline: float
+    """By time.monotonic()."""
+    timeout_s: float
+    tag: int = 0
+
+
+class Outgoing:
+    """The bytes of `view` on their way to one peer, as frames."""
+
+    def __init__(self, call: Call, link: Link, view: memoryview, total: int) -> None:
+        self.link = link
+        self.limit = len(view)
+        """Bytes that may leave so far; a forwarder raises it as they arrive."""
+        self.blocked = False
+        """Whether it waits for the socket."""
+        self._call, self._view, self._total = call, view, total
+        self._sent = 0  # bytes of the frames started
+        self._frame_bytes = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all bytes are with the kernel."""
+        return self._sent == len(self._view) and not self.blocked
+
+    def advance(self) -> bool:
+        """Send what the socket takes; True when a frame was finished. Never blocks."""
+        progressed = False
+        piece = _HOOK_BYTES if frame_hook is not None and self._call.op is Op.ALL_REDUCE else None
+        while True:
+            if self.blocked:
+                gone = self.link.flush(self._call.generation, piece)
+            else:
+                size = min(FRAME_BYTES, self.limit - self._sent)
+                if size <= 0 or (size < FRAME_BYTES and self.limit < len(self._view)):
+                    return progressed
+                gone = self._start(size, piece)
+            if piece is not None and frame_hook is not None:
+                frame_hook(self.link.channel, self._frame_bytes - self.link.unsent_bytes)
+            self.blocked = not gone
+            if not gone:
+                return progressed
+            progressed = True
+
+    def _start(self, size: int, piece: int | None) -> bool:
+        call = self._call
+        head = Header(size, call.generation, call.tag, call.seq, Kind.DATA, call.op, self._total)
+        packed = head.pack()
+        body = self._view[self._sent : self._sent + size]
+        self._sent += size
+        self._frame_bytes = len(packed) + size
+        return self.link.push(call.generation, packed, body, piece)
+
+
+class Incoming:
+    """`size` bytes on their way from one peer.
+
+    Without `apply` they go straight into `target`. With it, `target` holds one frame, and
+    `apply(offset, length)` is called under the link's lock for each one that is complete.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        link: Link,
+        target: memoryview,
+        size: int,
+        total: int,
+        apply: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.link = link
+        self.complete = 0
+        """Bytes of complete frames."""
+        self._call, self._target, self._apply = call, target, apply
+        self._size, self._total = size, total
+        self._frame = 0  # bytes of the frame being received, 0 between frames
+        self._got = 0  # of this frame
+
+    @property
+    def done(self) -> bool:
+        """Whether all bytes have arrived."""
+        return self.complete == self._size
+
+    def advance(self) -> bool:
+        """Take what is here; True when anything was. Never blocks.
+
+        Raises CollectiveMismatch before a byte of another message is copied.
+        """
+        progressed = False
+        generation = self._call.generation
+        while not self.done:
+            if not self._frame:
+                header = self.link.header(generation)
+                if header is None:
+                    return progressed
+                self._check(header)
+                self._frame, self._got = header.payload, 0
+            start = (0 if self._apply else self.complete) + self._got
+            got = self.link.body(generation, self._target[start : start + self._frame - self._got])
+            if not got:
+                return progressed
+            progressed = True
+            self._got += got
+            if self._got == self._frame:
+                if self._apply is not None:
+                    with writing(self._call, self.link):
+                        self._apply(self.complete, self._frame)
+                self.complete += self._frame
+                self._frame = 0
+        return progressed
+
+    def _check(self, header: Header) -> None:
+        call = self._call
+        size = min(FRAME_BYTES, self._size - self.complete)
+        expected = (Kind.DATA, call.op, call.seq, call.tag, self._total, size)
+        came = (header.kind, header.op, header.seq, header.step, header.total, header.payload)
+        if came != expected:
+            raise CollectiveMismatch(
+                f"group {call.group}: expected {call.op.name} number {call.seq} (tag {call.tag}) "
+                f"of {self._total} bytes, but rank {self.link.peer_rank} is in {header.op.name} "
+                f"number {header.seq} (tag {header.step}) of {header.total} bytes: every member "
+                "must issue the same collectives, of the same sizes, in the same order"
+            )
+
+
+@contextmanager
+def writing(call: Call, link: Link | None) -> Iterator[None]:
+    """Hold the lock under which memory of the user may be written; raises Revoked.
+
+    A group of one has no link; its collectives run in the thread that issues them.
+    """
+    if link is None:
+        call.fence.check(call.generation)
+        yield
+        return
+    with link.lock:
+        call.fence.check(call.generation)
+        yield
+
+
+def transfer(
+    call: Call, out: Outgoing | None, into: Incoming | None, forward: bool = False
+) -> None:
+    """Send and receive at the same time, until both are done.
+
+    With `forward`, `out` sends what `into` has received. Blocks until `call.deadline`; raises
+    Revoked, LinkBroken, CollectiveMismatch, or TimeoutError naming the peers.
+    """
+    while True:
+        progressed = into.advance() if into else False
+        if out:
+            if forward and into:
+                out.limit = into.complete
+            progressed |= out.advance()
+        if (not out or out.done) and (not into or into.done):
+            return
+        if not progressed:
+            _wait(call, out, into)
+
+
+def exchange(
+    call: Call,
+    to: Link | None,
+    sent: memoryview,
+    source: Link | None,
+    received: memoryview,
+    total: int,
+) -> None:
+    """One `transfer` of whole pieces; an empty piece is not sent at all."""
+    out = Outgoing(call, to, sent, total) if to and len(sent) else None
+    into = None
+    if source and len(received):
+        into = Incoming(call, source, received, len(received), total)
+    transfer(call, out, into)
+
+
+def _wait(call: Call, out: Outgoing | None, into: Incoming | None) -> None:
+    left_s = call.deadline - time.monotonic()
+    if left_s <= 0:
+        awaited = [end.link for end in (out, into) if end is not None and not end.done]
+        names = ", ".join(f"rank {link.peer_rank} ({link.peer_worker})" for link in awaited)
+        raise TimeoutError(
+            f"group {call.group}: expected {call.op.name} number {call.seq} within "
+            f"{call.timeout_s} s, still waiting for {names}: check what they are doing"
+        )
+    # a dead neighbour is noticed on the sending side too, where nothing is ever read
+    events: dict[Link, int] = {}
+    if out:
+        events[out.link] = select.POLLRDHUP | (select.POLLOUT if out.blocked else 0)
+    if into and not into.done:
+        reading = 0 if into.link.holds_newer else select.POLLIN
+        events[into.link] = events.get(into.link, 0) & select.POLLOUT | reading
+    poller = select.poll()
+    poller.register(call.fence.wake_fd, select.POLLIN)
+    for link, mask in events.items():
+        poller.register(link, mask)
+    ready = dict(poller.poll(left_s * 1000))
+    call.fence.check(call.generation)
+    shared = out and into and not into.done and out.link is into.link  # reading will find out
+    if out and not shared and ready.get(out.link.fileno(), 0) & _GONE:
+        raise out.link.broken("the peer closed the connection")

@@ -1,0 +1,301 @@
+"""One connection between two ranks in one channel, fenced by generation.
+
+Nothing here blocks in a system call: reads and writes are non-blocking and hold the link's lock,
+so that `Fence.revoke` knows when the last byte of a generation was copied (design/groups.md).
+"""
+
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+
+from trainmover.runtime.fence import Fence
+from trainmover.runtime.wire import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    Op,
+    WireError,
+    message_frames,
+    unpack_header,
+)
+
+_READ_BYTES = 32 * 1024  # small messages come with their header in one system call
+_NOTHING = memoryview(b"")
+
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def close_in_children(sock: socket.socket) -> None:
+    """Close `sock` in every forked child: a DataLoader worker that holds it delays an EOF."""
+    _sockets.add(sock)
+
+
+def _close_inherited() -> None:
+    for sock in list(_sockets):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+class LinkBroken(Exception):
+    """A connection ended, or broke the protocol, within its generation."""
+
+    def __init__(self, peer_rank: int, peer_worker: str, channel: str, cause: str) -> None:
+        super().__init__(
+            f"the link to rank {peer_rank} ({peer_worker}) in channel {channel} broke: {cause}"
+        )
+        self.peer_rank = peer_rank
+        self.peer_worker = peer_worker
+        self.channel = channel
+        self.cause = cause
+
+
+class Link:
+    """Full-duplex framed stream to one peer; one thread may send while another receives.
+
+    Every method that takes a `generation` raises `Revoked` once that generation has ended and
+    LinkBroken when the connection did, and never blocks.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer_rank: int,
+        peer_worker: str,
+        channel: str,
+        generation: int,
+        fence: Fence,
+    ) -> None:
+        sock.setblocking(False)
+        close_in_children(sock)
+        self.sock = sock
+        self.peer_rank = peer_rank
+        self.peer_worker = peer_worker
+        self.channel = channel
+        self.generation = generation
+        self.lock = threading.Lock()
+        self.fault: str | None = None
+        """Why the connection is of no use any more."""
+        self._fence = fence
+        self._head, self._body = _NOTHING, _NOTHING  # what is left of the frame being sent
+        self._queue: deque[tuple[bytes, bytes]] = deque()
+        self._buffer = bytearray(_READ_BYTES)  # received and not yet looked at: [_low, _high)
+        self._low = self._high = 0
+        self._frame: Header | None = None
+        self._left = 0  # bytes of the frame being received that are still to come
+        self._message = bytearray()
+        self._marked_generation = -1
+        fence.shield(self.lock)
+
+    def fileno(self) -> int:
+        """The descriptor to poll; -1 once closed."""
+        return self.sock.fileno()
+
+    def identity(self) -> int:
+        """Inode of the socket: the same number means the same connection."""
+        return os.fstat(self.sock.fileno()).st_ino
+
+    def close(self) -> None:
+        """Close the connection; the peer sees an EOF."""
+        with self.lock:
+            self.fault = self.fault or "closed on this side"
+            self.sock.close()
+        self._fence.unshield(self.lock)
+
+    # Sending
+
+    def push(
+        self, generation: int, header: bytes, body: memoryview, at_most: int | None = None
+    ) -> bool:
+        """Start to send one frame; True when all of it is gone. The one before must be."""
+        with self.lock:
+            self._fence.check(generation)
+            self._head, self._body = memoryview(header), body
+            return self._flush(at_most)
+
+    def flush(self, generation: int, at_most: int | None = None) -> bool:
+        """Go on sending, `at_most` so many bytes; True when nothing is left to send."""
+        with self.lock:
+            self._fence.check(generation)
+            return self._flush(at_most)
+
+    def queue(self, kind: Kind, step: int, payload: bytes, seq: int = 0) -> None:
+        """Append a control message to what `flush` sends; a renewal drops what is left."""
+        with self.lock:
+            self._queue.extend(message_frames(kind, self.generation, step, payload, seq))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What `flush` has still to send."""
+        queued = sum(len(head) + len(body) for head, body in self._queue)
+        return len(self._head) + len(self._body) + queued
+
+    def _flush(self, at_most: int | None) -> bool:
+        while True:
+            if not self._head and not self._body:
+                if not self._queue:
+                    return True
+                head, body = self._queue.popleft()
+                self._head, self._body = memoryview(head), memoryview(body)
+            try:
+                if at_most is None:
+                    sent = self._open_socket().sendmsg((self._head, self._body))
+                else:
+                    sent = self._open_socket().send((self._head or self._body)[:at_most])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise self.broken(f"sending failed: {error}") from error
+            in_head = min(sent, len(self._head))
+            self._head, self._body = self._head[in_head:], self._body[sent - in_head :]
+            if at_most is not None:
+                return not self.unsent_bytes
+
+    # Receiving
+
+    def header(self, generation: int) -> Header | None:
+        """Header of the frame that comes next; None while it is not here.
+
+        Frames of older generations are dropped on the way; one of a newer generation waits.
+        """
+        with self.lock:
+            self._fence.check(generation)
+            return self._next_header()
+
+    def body(self, generation: int, view: memoryview) -> int:
+        """Copy into `view` what is here of the current frame; returns the bytes copied.
+
+        `view` is written before this returns or never. Call it once for an empty frame too.
+        """
+        with self.lock:
+            self._fence.check(generation)
+            return self._take(view)
+
+    def message(self, generation: int) -> tuple[Header, bytes] | None:
+        """The next complete control message; None while it is not here."""
+        with self.lock:
+            self._fence.check(generation)
+            while (header := self._next_header()) is not None:
+                piece = bytearray(self._left)
+                got = self._take(memoryview(piece))
+                self._message += memoryview(piece)[:got]
+                if self._frame is None and len(self._message) >= header.total:
+                    whole, self._message = bytes(self._message), bytearray()
+                    return header, whole
+                if self._frame is not None and not got:
+                    return None
+            return None
+
+    @property
+    def holds_newer(self) -> bool:
+        """Whether a frame of a newer generation waits, so that polling for input is no use."""
+        return self._frame is not None and self._frame.generation > self.generation
+
+    def _next_header(self) -> Header | None:
+        while True:
+            if self._frame is None and not self._fill_header():
+                return None
+            assert self._frame is not None
+            if self._frame.generation == self.generation:
+                return self._frame
+            if self._frame.generation > self.generation or not self._drain():
+                return None
+
+    def _fill_header(self) -> bool:
+        while self._high - self._low < HEADER_BYTES:
+            if self._low:
+                rest = self._buffer[self._low : self._high]
+                self._buffer[: len(rest)] = rest
+                self._low, self._high = 0, len(rest)
+            got = self._receive(memoryview(self._buffer)[self._high :])
+            if not got:
+                return False
+            self._high += got
+        try:
+            self._frame = unpack_header(self._buffer, self._low)
+        except WireError as error:
+            raise self.broken(str(error)) from error
+        self._low += HEADER_BYTES
+        self._left = self._frame.payload
+        return True
+
+    def _drain(self) -> bool:
+        scratch = memoryview(bytearray(min(self._left, _READ_BYTES)))
+        while self._left:
+            if not self._take(scratch):
+                return False
+        self._frame = None
+        return True
+
+    def _take(self, view: memoryview) -> int:
+        want = min(len(view), self._left)
+        buffered = min(want, self._high - self._low)
+        if buffered:
+            view[:buffered] = self._buffer[self._low : self._low + buffered]
+            self._low += buffered
+        got = buffered
+        if want > buffered:
+            got += self._receive(view[buffered:want])
+        self._left -= got
+        if not self._left:
+            self._frame = None
+        return got
+
+    def _receive(self, view: memoryview) -> int:
+        try:
+            got = self._open_socket().recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self.broken(f"receiving failed: {error}") from error
+        if not got:
+            raise self.broken("the peer closed the connection")
+        return got
+
+    # From one generation to the next
+
+    def renew(self, generation: int, marker: bool) -> None:
+        """Move a link that both ends keep to `generation`; with `marker`, tell the peer.
+
+        What was half sent is completed with zeros and what was half received will be drained.
+        Only between `Fence.revoke` and `Fence.open`, when every member has ended the old
+        generation: else a peer would take the zeros for data.
+        """
+        with self.lock:
+            self._body = memoryview(bytes(len(self._body)))
+            self._queue.clear()
+            self._message.clear()
+            self.generation = generation
+            if marker:
+                head = Header(0, generation, 0, 0, Kind.MARKER, Op.NONE, 0).pack()
+                self._queue.append((head, b""))
+
+    def renewed(self) -> bool:
+        """Flush, and drop input up to the peer's marker; True when both are done.
+
+        Raises LinkBroken; never blocks. Not to be called again once it was True.
+        """
+        with self.lock:
+            sent = self._flush(None)
+            if self._marked_generation != self.generation:
+                header = self._next_header()
+                if header is None:
+                    return False
+                if header.kind is not Kind.MARKER:
+                    raise self.broken(f"expected a marker, got {header.kind.name}")
+                self._take(_NOTHING)
+                self._marked_generation = self.generation
+            return sent
+
+    def _open_socket(self) -> socket.socket:
+        if self.fault is not None:
+            raise self.broken(self.fault)
+        return self.sock
+
+    def broken(self, cause: str) -> LinkBroken:
+        """Mark the connection as of no use and return the error to raise."""
+        self.fault = cause
+        return LinkBroken(self.peer_rank, self.peer_worker, self.channel, cause)

@@ -1,0 +1,83 @@
+"""The two meshes of a worker: one for its groups' data, one for votes and extras.
+
+They have a fence each, so that a rank whose data link broke can still say so over the control
+links (FASTFAIL); a plan ends both.
+"""
+
+from pathlib import Path
+
+from trainmover.runtime.endpoint import Endpoint
+from trainmover.runtime.fence import Fence
+from trainmover.runtime.mesh import Mesh
+from trainmover.runtime.topology import control_edges
+from trainmover.runtime.vote import CHANNEL
+from trainmover.schemas.commands import Switch
+from trainmover.schemas.environment import WorkerEnvironment
+
+
+class Links:
+    """`data` and `control` are made anew for each run of `train`; the listeners stay."""
+
+    def __init__(self, env: WorkerEnvironment) -> None:
+        first, _, last = env.port_range.partition("-")
+        self.endpoint = Endpoint(
+            env.job,
+            env.worker,
+            env.machine,
+            bytes.fromhex(env.secret),
+            Path(env.directory),
+            host=env.host,
+            port_range=(int(first), int(last)) if env.port_range else None,
+        )
+        self.data_fence, self.control_fence = Fence(), Fence()
+        self.data = Mesh(self.endpoint, self.data_fence)
+        self.control = Mesh(self.endpoint, self.control_fence)
+
+    def renew(self, placement: tuple[str, ...]) -> None:
+        """`train` is about to run for another role: nothing of the last one's groups stays."""
+        self.data.close()
+        self.control.close()
+        self.data = Mesh(self.endpoint, self.data_fence)
+        self.control = Mesh(self.endpoint, self.control_fence)
+        self.control.register(CHANNEL, control_edges(placement))
+
+    def switch(self, command: Switch, rank: int, deadline_s: float) -> tuple[int, int, int]:
+        """Links opened, closed and kept. Opens the control fence; data waits for the resume.
+
+        Blocks; raises TimeoutError that says what it waited for, or ConnectionError.
+        """
+        assignment = {m.rank: m.worker for m in command.members}
+        addresses = {m.worker: m.addresses for m in command.members}
+        counters = [
+            mesh.switch(
+                command.generation, rank, assignment, addresses, command.joiners, deadline_s
+            )
+            for mesh in (self.control, self.data)
+        ]
+        self.control_fence.open(command.generation)
+        return (
+            sum(c.opened for c in counters),
+            sum(c.closed for c in counters),
+            sum(c.kept for c in counters),
+        )
+
+    def open_data(self, generation: int) -> None:
+        self.data_fence.open(generation)
+
+    def end(self, generation: int) -> None:
+        """CUT: whatever runs below `generation` is over on every link when this returns."""
+        for fence in (self.data_fence, self.control_fence):
+            if fence.generation < generation:
+                fence.revoke(fence.generation, f"generation {generation} was planned")
+
+    def cut_one(self) -> None:
+        """For drills: shut down one link that carries data, as a broken cable does."""
+        for channel in self.data.channels:
+            for link in self.data.links(channel).values():
+                link.shutdown()
+                return
+
+    def close(self) -> None:
+        self.data.close()
+        self.control.close()
+        self.endpoint.close()

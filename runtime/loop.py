@@ -1,0 +1,27 @@
+"""How long the loop is: the one piece of state that `ctx.steps` itself has.
+
+Tracked like any other object, so that a joiner learns of a `step.stop()` from its donor.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Loop:
+    """`total` updates, and one closing block more where `closing` is set."""
+
+    total: int = 0
+    closing: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return self.total + self.closing
+
+    def end_after(self, step: int) -> None:
+        self.total = min(self.total, step + 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"total": self.total, "closing": int(self.closing)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.total, self.closing = state["total"], bool(state["closing"])

@@ -1,0 +1,322 @@
+"""One run of `train` for one role: everything that is made anew when it runs again.
+
+Holds the pieces together (tracked state, groups, vote, recovery) and has the loop that
+`ctx.steps` is; the decisions are in the modules it calls.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import structlog
+
+from trainmover.runtime.admission import Admission, Issued, Mode
+from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
+from trainmover.runtime.block import Step
+from trainmover.runtime.engine import Wiring
+from trainmover.runtime.faults import Fault, Faults
+from trainmover.runtime.gate import Gate
+from trainmover.runtime.link import LinkBroken
+from trainmover.runtime.links import Links
+from trainmover.runtime.loop import Loop
+from trainmover.runtime.points import arm_points
+from trainmover.runtime.recovery import Recovery, Rerun, Retired
+from trainmover.runtime.reporting import Reporter
+from trainmover.runtime.seat import Role, Seat
+from trainmover.runtime.steplog import StepLog
+from trainmover.runtime.tracked import Tracked
+from trainmover.runtime.vote import Vote
+from trainmover.schemas.environment import WorkerEnvironment
+from trainmover.schemas.events import (
+    FaultInjected,
+    PeerLost,
+    RankReady,
+    StandbyWarmed,
+    StepAborted,
+)
+from trainmover.schemas.local import Beat
+
+log = structlog.get_logger()
+
+COLLECTIVE_S = 600.0
+MIN_SHADOW, MAX_SHADOW = 2, 5
+"""DDP needs 2 steps to settle, with static_graph 3 (measured; docs/design/standby.md)."""
+
+
+class Performance:
+    """`seat`, `links` and `reporter` outlive it. Used by the training thread alone, except for
+    the callbacks of groups."""
+
+    def __init__(
+        self, env: WorkerEnvironment, role: Role, seat: Seat, links: Links, reporter: Reporter
+    ) -> None:
+        self.env, self.role, self.seat, self.links, self.reporter = env, role, seat, links, reporter
+        self.started = time.monotonic()
+        self.tracked = Tracked()
+        self.loop = Loop()
+        self.tracked.add(trainmover_loop=self.loop)
+        self.admission = Admission(mode=Mode.SETUP if role.live else Mode.ECHO)
+        self.gate = Gate()
+        self.vote = Vote(seat, links.control, links.control_fence, role.rank, role.placement)
+        self.recovery = Recovery(seat, links, self.tracked, self.vote, blocks=0)
+        self.faults = Faults(env.faults, self._announce, links.cut_one)
+        self.steplog = StepLog(env.step_digests, role.rank, env.worker)
+        self.joined_at: int | None = None
+        self.reported: dict[str, float] = {}
+        self.averages: dict[str, float] = {}
+        self.stop_wanted = False
+        self.let_update = False
+        self.before_update: Callable[[], None] | None = None
+        self.poisoned = 0
+        self.in_loop = self.finished = False
+        self.digest = ""
+        self.after_hooks: list[tuple[Step, Callable[[], None]]] = []
+        self._last_commit = self.started
+        self._last_s = 0.0
+        self._late_named: set[str] = set()
+        self._aborts: set[tuple[int, int]] = set()
+        wiring = Wiring(
+            mesh=links.data,
+            fence=links.data_fence,
+            admission=self.admission,
+            on_poisoned=self._count_poisoned,
+            on_broken=self.link_broken,
+            timeout_s=COLLECTIVE_S,
+        )
+        os.environ.update(
+            RANK=str(role.rank),
+            WORLD_SIZE=str(role.layout.world_size),
+            LOCAL_RANK=str(env.local_index),
+        )
+        self.factory = init_torch_distributed(wiring, role.rank, role.layout.world_size)
+
+    def close(self) -> None:
+        self.gate.close()
+        shutdown_torch_distributed(self.factory, deadline_s=5)
+
+    # ---- the loop
+
+    def steps(self, total: int, closing: bool) -> Iterator[Step]:
+        """Shadow steps, then every step until it is committed. See Context.steps."""
+        if self.in_loop:
+            raise RuntimeError("ctx.steps may be used once: one loop is one job")
+        self.in_loop = True
+        self.loop.total, self.loop.closing = total, closing
+        self.gate.running = True
+        self.gate.watch(self.tracked.optimizers)
+        self.tracked.check()
+        self.admission.mode = Mode.CLOSED
+        yield from self._shadow_steps()
+        self._take_part()
+        while True:
+            if self.seat.position.ended:
+                self.beat("parked")
+                self.recovery.park()
+            number = self.seat.position.committed
+            if number >= self.loop.blocks:
+                break
+            step = Step(self, number, closing=number >= self.loop.total, shadow=False)
+            yield step
+            if not step.entered:
+                raise RuntimeError("each step of ctx.steps is entered: `with step: ...`")
+            if step.committed:
+                self.hit("between")
+        self._end_of_loop()
+
+    def _shadow_steps(self) -> Iterator[Step]:
+        """Until two in a row issue the same collectives; no communication, nothing stays."""
+        trace: list[Issued] | None = None
+        for count in range(1, MAX_SHADOW + 1):
+            self._leave_if_told()
+            self.admission.trace = []
+            yield self._shadow()
+            before, trace = trace, self.admission.trace
+            if count >= MIN_SHADOW and before == trace:
+                break
+        self.admission.trace = None
+        if not self.role.live:
+            # Lazy optimizer state and its kernels; a donor's state overwrites what it computes.
+            self.let_update = True
+            yield self._shadow()
+            self.let_update = False
+
+    def _shadow(self) -> Step:
+        return Step(self, 0, closing=self.loop.total == 0, shadow=True)
+
+    def _leave_if_told(self) -> None:
+        """A standby whose rank is decided, or a set-up that starts over, does not go on."""
+        with self.seat.cond:
+            decided = self.seat.orders.decided
+            if self.seat.retired is not None:
+                raise Retired(self.seat.retired)
+            if decided and (decided.setup_again or self.role.generation == 0):
+                raise Rerun
+
+    def _take_part(self) -> None:
+        """Parks a standby or a joiner; a rank of a live set-up puts its extras at its buddies."""
+        seat = self.seat
+        with seat.cond:
+            seat.set_up = True
+            seat.notify()
+        seconds = time.monotonic() - self.started
+        if self.role.live:
+            self._first_extras()
+        elif self.role.generation == 0:
+            self._say(StandbyWarmed, rank=self.role.rank, warm_s=seconds)
+            self.beat("standby")
+            self.recovery.park()
+        else:
+            self.beat("parked")
+            self.recovery.blocks = self.loop.blocks
+            self.recovery.park()
+            self.joined_at = seat.position.committed
+        shards = {name: self._shard(name) for name in self.tracked.sharded_over}
+        self._say(
+            RankReady,
+            rank=self.role.rank,
+            generation=seat.position.generation,
+            shards=shards,
+            setup_s=seconds,
+        )
+
+    def _first_extras(self) -> None:
+        try:
+            self.vote.rebuddy(self.role.generation, 0, self.tracked.own())
+        except LinkBroken as error:
+            self.link_broken(error.peer_rank, error.peer_worker, error.channel, str(error))
+            self.beat("parked")
+            self.recovery.park()
+        except Exception as error:
+            log.info("setup.cut", cause=str(error))
+            self.recovery.park()
+
+    def _shard(self, name: str) -> str:
+        over = self.tracked.sharded_over[name]
+        own = {axis: str(self.role.layout.coordinate(self.role.rank, axis)) for axis in over}
+        return ",".join(f"{axis}={at}" for axis, at in own.items()) or self.role.layout.shard(
+            self.role.rank
+        )
+
+    def _end_of_loop(self) -> None:
+        """EXIT: state and links stay while user code runs on; a thread answers plans meanwhile."""
+        self.finished = self.admission.finished = True
+        self.gate.running = False
+        self.digest = self.tracked.state_digest()
+        self.arm(self.loop.blocks)
+        threading.Thread(target=self._care, name="tm-caretaker", daemon=True).start()
+        self.beat("done")
+        self.hit("end")
+
+    def _care(self) -> None:
+        with suppress(Retired, Rerun):
+            while True:
+                self.seat.wait(lambda: self.seat.position.ended or self.seat.retired is not None)
+                self.recovery.park()
+
+    # ---- what a block calls
+
+    @property
+    def generation_ended(self) -> bool:
+        return self.links.data_fence.revoked or self.seat.position.ended
+
+    def committed(self, step: Step, *, poisoned: bool) -> None:
+        now = time.monotonic()
+        self._last_s, self._last_commit = now - self._last_commit, now
+        position = self.seat.position
+        self.steplog.write(step.number, position.generation, self.tracked, self.averages)
+        hooks, self.after_hooks = self.after_hooks, []
+        for owner, hook in hooks:
+            if owner is step:
+                hook()
+        self.beat("step")
+        if poisoned:
+            self.aborted(step.number + 1, "a collective after the vote was cut off")
+
+    def aborted(self, step: int, cause: str) -> None:
+        """RELINK: with nobody dead this leads to a plan for the same workers."""
+        generation = self.seat.position.generation
+        if (generation, step) not in self._aborts:
+            self._aborts.add((generation, step))
+            self._say(
+                StepAborted,
+                rank=self.role.rank,
+                generation=generation,
+                step=step,
+                cause=cause[:1000],
+            )
+
+    def send_late_extras(self, step: int) -> None:
+        """Rule 8. Cut off, the block opens all the same and is undone at its gate."""
+        try:
+            late = self.vote.late_extras(step, self.tracked.own())
+        except LinkBroken as error:
+            self.link_broken(error.peer_rank, error.peer_worker, error.channel, str(error))
+            return
+        except Exception as error:
+            log.info("late_extras.cut", cause=str(error))
+            return
+        if new := set(late) - self._late_named:
+            self._late_named |= new
+            log.warning(
+                "extras.late",
+                parts=sorted(new),
+                advice="changed after the optimizer step: each such step waits for its buddies; "
+                "draw batches and random numbers before optimizer.step()",
+            )
+
+    def guard_batches(self) -> None:
+        if self.gate.block is None:
+            raise RuntimeError(
+                "a batch is drawn inside `with step:`, so that an undone step gets it again; "
+                "move next(data) into the block"
+            )
+
+    def arm(self, step: int) -> None:
+        if self.faults:
+            self.faults.arm(self.role.rank, step, self.joined_at)
+            self.before_update = arm_points(self.faults, self.tracked)
+
+    def hit(self, point: str) -> None:
+        if self.faults:
+            self.faults.hit(point)
+
+    # ---- what groups call
+
+    def _count_poisoned(self, issued: Issued) -> None:
+        self.poisoned += 1
+
+    def link_broken(self, rank: int, worker: str, channel: str, cause: str) -> None:
+        """An EOF poisons the generation whose link it is; the control links go on voting."""
+        generation = self.links.data_fence.generation
+        self._say(PeerLost, peer=worker, generation=generation, channel=channel, cause=cause[:1000])
+        self.links.data_fence.revoke(generation, f"rank {rank} ({worker}) was lost: {cause}")
+        if channel == "control":
+            self.links.control_fence.revoke(generation, cause)
+
+    # ---- what others hear
+
+    def beat(self, phase: str) -> None:
+        position = self.seat.position
+        self.reporter.beat(
+            Beat(
+                worker=self.env.worker,
+                rank=self.role.rank if self.role.generation else None,
+                generation=position.generation,
+                phase=phase,
+                committed=position.committed,
+                step_s=self._last_s,
+                numbers=self.averages,
+            ),
+            now=phase not in ("vote", "step", "shadow"),
+        )
+
+    def _say(self, model: type, **fields: object) -> None:
+        self.reporter.fact(
+            model(job=self.env.job, run=self.env.run, worker=self.env.worker, **fields)
+        )
+
+    def _announce(self, fault: Fault) -> None:
+        self._say(FaultInjected, kind=fault.kind, rank=fault.rank, step=fault.step, at=fault.at)
+        self.reporter.flush(deadline_s=2)

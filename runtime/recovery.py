@@ -1,0 +1,229 @@
+"""What a worker does between the end of one generation and the start of the next.
+
+Runs at a block boundary in the training thread, or in the caretaker once the loop is over:
+obey the decision, pull what is missing, switch links, put extras at the buddies, resume. Each
+piece is asked for by the mover and may be cut short by a newer plan.
+"""
+
+import time
+
+import structlog
+
+from trainmover.runtime import commit, transfer
+from trainmover.runtime.commit import Phase, ProtocolError
+from trainmover.runtime.endpoint import Connection
+from trainmover.runtime.fence import Revoked
+from trainmover.runtime.link import LinkBroken
+from trainmover.runtime.links import Links
+from trainmover.runtime.seat import Seat
+from trainmover.runtime.tracked import Tracked
+from trainmover.runtime.vote import Vote
+from trainmover.schemas.commands import Decided, Pull, Resume, Stage, Switch
+from trainmover.schemas.member import Member
+
+log = structlog.get_logger()
+
+PULL_S = 600.0
+DIAL_S = 10.0
+SWITCH_S = 30.0
+SAY_EVERY_S = 10.0
+
+
+FAILURES = (
+    Revoked,
+    LinkBroken,
+    TimeoutError,
+    OSError,
+    ValueError,
+    ProtocolError,
+    transfer.TransferError,
+)
+"""What can keep a piece from being done; anything else is a bug and ends the worker."""
+
+
+class Rerun(BaseException):
+    """Unwinds `train`: it runs again from the top, for another rank or another generation."""
+
+
+class Retired(BaseException):
+    """Unwinds `train`: this worker is not needed any more."""
+
+
+class Recovery:
+    """Per role: the tracked state and the vote are those of this run of `train`."""
+
+    def __init__(self, seat: Seat, links: Links, tracked: Tracked, vote: Vote, blocks: int) -> None:
+        self._seat, self._links, self._tracked, self._vote = seat, links, tracked, vote
+        self.blocks = blocks
+        """Blocks of the loop, the closing one included: who has committed all is done."""
+
+    def park(self) -> None:
+        """Blocks until the mover resumes this worker. Raises Rerun or Retired."""
+        while True:
+            work = self._next()
+            try:
+                match work:
+                    case Decided():
+                        self._obey(work)
+                    case Pull():
+                        self._pull(work)
+                    case Switch():
+                        self._switch(work)
+                    case Resume():
+                        if self._resume(work):
+                            return
+            except (
+                Revoked,
+                LinkBroken,
+                TimeoutError,
+                OSError,
+                ValueError,
+                ProtocolError,
+                transfer.TransferError,
+            ) as error:
+                log.warning("recovery.failed", doing=work.kind, error=str(error))
+                self._seat.refuse(work.generation, f"{work.kind}: {error}")
+                self._forget(work)
+
+    # ---- which piece is next
+
+    def _next(self) -> Decided | Pull | Switch | Resume:
+        while not self._seat.wait(lambda: self._due() is not None, SAY_EVERY_S):
+            with self._seat.cond:
+                log.info(
+                    "recovery.waits", stage=self._seat.stage.name, about=self._seat.orders.about
+                )
+        with self._seat.cond:
+            if self._seat.retired is not None:
+                raise Retired(self._seat.retired)
+            due = self._due()
+        assert isinstance(due, Decided | Pull | Switch | Resume)
+        return due
+
+    def _due(self) -> Decided | Pull | Switch | Resume | str | None:
+        """The order that the stage makes next, None while there is none. Lock held."""
+        seat, orders = self._seat, self._seat.orders
+        if seat.retired is not None:
+            return seat.retired
+        if seat.refused:
+            return None
+        if orders.decided and (seat.stage < Stage.OBEYED or orders.decided.setup_again):
+            return orders.decided
+        if orders.pull and seat.stage == Stage.OBEYED:
+            return orders.pull
+        if orders.switch and Stage.RESTORED <= seat.stage < Stage.SWITCHED:
+            return orders.switch
+        if orders.resume and seat.stage == Stage.SWITCHED:
+            return orders.resume
+        return None
+
+    def _forget(self, work: Decided | Pull | Switch | Resume) -> None:
+        """A piece that failed is not tried again by itself: the refusal leads to a new plan."""
+        with self._seat.cond:
+            if self._seat.orders.about == work.generation and isinstance(work, Pull):
+                self._seat.orders.pull = None
+
+    # ---- the pieces
+
+    def _obey(self, command: Decided) -> None:
+        seat = self._seat
+        with seat.cond:
+            if command.setup_again:
+                raise Rerun
+            if seat.position.phase is Phase.EMPTY:
+                own = [m.rank for m in command.members if m.worker == seat.worker]
+                role = seat.role
+                if role is None or role.generation == 0 or own != [role.rank]:
+                    raise Rerun
+                seat.reach(Stage.OBEYED, command.generation)
+                return
+            after = commit.obey(seat.position, command.generation, command.target)
+            if after is None or after.phase is not Phase.READY:
+                return
+            seat.position = after
+            seat.shelf.prune(after.kept)
+            clean = Stage.OBEYED if after.dirty else Stage.RESTORED
+            seat.reach(clean, command.generation)
+
+    def _pull(self, command: Pull) -> None:
+        started = time.monotonic()
+        connection = self._dial(command.donor, "state", command.generation)
+        try:
+            pulled = transfer.pull(connection.sock, self._tracked, deadline_s=PULL_S)
+        finally:
+            connection.close()
+        if command.extras_from is not None:
+            self._tracked.load_own(self._pull_extras(command))
+        with self._seat.cond:
+            if self._seat.forget_dirt(command.generation, command.target):
+                self._seat.pulled = (
+                    command.donor.worker,
+                    pulled.donor_digest,
+                    pulled.digest,
+                    pulled.bytes,
+                    time.monotonic() - started,
+                )
+                self._seat.reach(Stage.RESTORED, command.generation)
+
+    def _pull_extras(self, command: Pull) -> dict[str, bytes]:
+        assert command.extras_from is not None
+        connection = self._dial(command.extras_from, "extras", command.generation)
+        try:
+            return transfer.pull_extras(connection.sock, deadline_s=DIAL_S)
+        finally:
+            connection.close()
+
+    def _dial(self, member: Member, channel: str, generation: int) -> Connection:
+        return self._links.endpoint.dial(
+            member.addresses, member.worker, channel, generation, DIAL_S
+        )
+
+    def _switch(self, command: Switch) -> None:
+        """REBUDDY: no generation starts before every rank has its extras at its buddies."""
+        counters = self._links.switch(command, self._vote.rank, SWITCH_S)
+        self._vote.rebuddy(command.generation, command.target, self._tracked.own())
+        with self._seat.cond:
+            self._seat.links = counters
+            self._seat.reach(Stage.SWITCHED, command.generation)
+
+    def _resume(self, command: Resume) -> bool:
+        seat = self._seat
+        with seat.cond:
+            last = command.target >= self.blocks
+            after = commit.resume(seat.position, command.generation, command.target, last=last)
+            if after is None:
+                return False
+            self._links.open_data(command.generation)
+            seat.position = after
+            seat.reach(Stage.RESUMED, command.generation)
+            return True
+
+
+# ---- what others pull from this worker
+
+
+def serve_state(seat: Seat, tracked: Tracked, connection: Connection) -> None:
+    """Donor's side, in the endpoint's thread: the training thread is parked while it is asked."""
+    with seat.cond:
+        fits = (
+            seat.orders.about == connection.generation
+            and Stage.RESTORED <= seat.stage < Stage.RESUMED
+            and not seat.position.dirty
+        )
+    if fits:
+        transfer.serve(connection.sock, tracked.shared(), deadline_s=PULL_S)
+    connection.close()
+
+
+def serve_extras(seat: Seat, connection: Connection) -> None:
+    """Buddy's side: the own state of the rank that the caller takes, at the decided step."""
+    with seat.cond:
+        decided = seat.orders.decided
+        parts = None
+        if decided is not None and decided.generation == connection.generation:
+            ranks = [m.rank for m in decided.members if m.worker == connection.peer]
+            if ranks:
+                parts = seat.shelf.get(ranks[0], decided.target)
+    if parts is not None:
+        transfer.serve_extras(connection.sock, parts, deadline_s=DIAL_S)
+    connection.close()

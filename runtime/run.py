@@ -1,0 +1,238 @@
+"""`trainmover.run(train)`: runs `train` for whatever role this worker gets, again if need be."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import structlog
+
+from trainmover.runtime.aborts import StepAborted
+from trainmover.runtime.context import Context
+from trainmover.runtime.control import Control
+from trainmover.runtime.endpoint import Connection
+from trainmover.runtime.links import Links
+from trainmover.runtime.performance import Performance
+from trainmover.runtime.recovery import (
+    SAY_EVERY_S,
+    SWITCH_S,
+    Rerun,
+    Retired,
+    serve_extras,
+    serve_state,
+)
+from trainmover.runtime.reporting import Reporter
+from trainmover.runtime.seat import Role
+from trainmover.schemas.commands import Stage, Switch
+from trainmover.schemas.environment import WorkerEnvironment
+from trainmover.schemas.events import UserError, WorkerFinished, WorkerRegistered
+from trainmover.schemas.local import Crash
+
+log = structlog.get_logger()
+
+SWITCH_INTERVAL_S = 0.0001
+"""CPython's thread switch interval: at its 5 ms a communication thread waits 100 times longer
+beside a training thread that runs Python (measured; docs/design/groups.md)."""
+
+Train = Callable[[Context], None]
+
+
+def run(train: Train) -> None:
+    """Runs `train(ctx)` until the job is over. Blocks; returns on the ranks, exits on standbys.
+
+    Raises what `train` raises. Outside a job it says how to start one.
+    """
+    env = WorkerEnvironment.read(os.environ)
+    if env is None:
+        raise SystemExit(
+            "this script runs under TrainMover: start it with\n"
+            f"    trainmover run --nproc-per-node 2 --standbys 1 {sys.argv[0]}"
+        )
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    worker = _Worker(env)
+    try:
+        worker.work(train)
+    except Retired as retired:
+        if not worker.had_rank:
+            raise SystemExit(0) from None
+        log.info("worker.retired", reason=str(retired))
+    except Exception as error:
+        worker.tell_crash(error)
+        raise
+    finally:
+        worker.close()
+
+
+class _Worker:
+    """The parts of a worker that outlive a run of `train`."""
+
+    def __init__(self, env: WorkerEnvironment) -> None:
+        self._env = env
+        self._links = Links(env)
+        self._control = Control(env, self._links.end)
+        self._seat = self._control.seat
+        self._reporter = Reporter(env.agent, env.worker, env.beat_s)
+        self._performance: Performance | None = None
+        self.had_rank = False
+        endpoint = self._links.endpoint
+        endpoint.serve("state", self._serve_state)
+        endpoint.serve("extras", lambda connection: serve_extras(self._seat, connection))
+        self._reporter.start()
+        self._control.start()
+        self._reporter.fact(
+            WorkerRegistered(
+                job=env.job,
+                run=env.run,
+                worker=env.worker,
+                machine=env.machine,
+                local_index=env.local_index,
+                addresses=endpoint.addresses,
+            )
+        )
+
+    def work(self, train: Train) -> None:
+        """Raises Retired at the end of the job, or what user code raises."""
+        while True:
+            role = self._next_role()
+            self.had_rank |= role.generation > 0
+            self._seat.start(role)
+            performance = self._performance = Performance(
+                self._env, role, self._seat, self._links, self._reporter
+            )
+            try:
+                train(Context(performance))
+                self._finish(performance)
+            except Rerun:
+                log.info("train.again", rank=role.rank, generation=role.generation)
+            except StepAborted:
+                # Set-up was cut, or user code let the abort of a block pass: the plan decides.
+                if not performance.generation_ended:
+                    raise
+            finally:
+                performance.close()
+
+    def _finish(self, performance: Performance) -> None:
+        """EXIT: keep links and state until every rank has finished."""
+        if not performance.finished:
+            raise RuntimeError(
+                "train returned before the loop of ctx.steps was over (break or return inside it?)"
+                ": call step.stop() to end early, so that every rank stops after the same step"
+            )
+        seat = self._seat
+        self._reporter.fact(
+            WorkerFinished(
+                job=self._env.job,
+                run=self._env.run,
+                worker=self._env.worker,
+                rank=performance.role.rank,
+                generation=seat.position.generation,
+                committed=seat.position.committed - performance.loop.closing,
+                digest=performance.digest,
+            )
+        )
+        while not seat.wait(lambda: seat.retired is not None, SAY_EVERY_S):
+            log.info("worker.finished", waits_for="the other ranks")
+        raise Retired(seat.retired)
+
+    # ---- roles
+
+    def _next_role(self) -> Role:
+        """Blocks until a command says what this worker is. Raises Retired."""
+        seat = self._seat
+        while True:
+            while not seat.wait(lambda: self._role_command() is not None, SAY_EVERY_S):
+                log.info("worker.waits", for_what="a rank or a place among the standbys")
+            with seat.cond:
+                if seat.retired is not None:
+                    raise Retired(seat.retired)
+                command = self._role_command()
+                if command == "unwound":
+                    seat.reach(Stage.OBEYED, seat.orders.about)
+                    seat.reach(Stage.RESTORED, seat.orders.about)
+                    continue
+            if isinstance(command, Switch):
+                if role := self._live(command):
+                    return role
+            elif isinstance(command, Role):
+                self._links.renew(command.placement)
+                return command
+
+    def _role_command(self) -> Role | Switch | str | None:
+        """Lock held."""
+        seat, orders = self._seat, self._seat.orders
+        if seat.retired is not None:
+            return seat.retired
+        if seat.refused:
+            return None
+        if orders.switch and orders.switch.setup and seat.stage < Stage.SWITCHED:
+            return orders.switch
+        if orders.decided and orders.decided.setup_again:
+            return "unwound" if seat.stage < Stage.OBEYED else None
+        if orders.decided and seat.stage < Stage.OBEYED:
+            decided = orders.decided
+            rank = next(m.rank for m in decided.members if m.worker == self._env.worker)
+            return Role(
+                rank=rank,
+                layout=decided.layout,
+                generation=decided.generation,
+                members=decided.members,
+                placement=decided.placement,
+            )
+        if seat.stand_by is not None and orders.about == 0:
+            layout = seat.stand_by.layout
+            placement = (self._env.machine,) * layout.world_size
+            return Role(rank=seat.stand_by.rank, layout=layout, generation=0, placement=placement)
+        return None
+
+    def _live(self, command: Switch) -> Role | None:
+        """Open the control links of a set-up that communicates; None when that failed."""
+        rank = next(m.rank for m in command.members if m.worker == self._env.worker)
+        self._links.renew(command.placement)
+        try:
+            self._links.switch(command, rank, SWITCH_S)
+            self._links.open_data(command.generation)
+        except (TimeoutError, OSError, ValueError) as error:
+            log.warning("setup.failed", error=str(error))
+            self._seat.refuse(command.generation, f"switch: {error}")
+            return None
+        self._seat.reach(Stage.SWITCHED, command.generation)
+        return Role(
+            rank=rank,
+            layout=command.layout,
+            generation=command.generation,
+            members=command.members,
+            placement=command.placement,
+            live=True,
+        )
+
+    # ---- ends
+
+    def _serve_state(self, connection: Connection) -> None:
+        performance = self._performance
+        if performance is not None:
+            serve_state(self._seat, performance.tracked, connection)
+
+    def tell_crash(self, error: Exception) -> None:
+        performance = self._performance
+        position = self._seat.position
+        role = performance.role if performance else None
+        self._reporter.crash(
+            Crash(
+                worker=self._env.worker,
+                error=UserError(
+                    exception=type(error).__name__,
+                    message=str(error)[:2000],
+                    traceback="".join(traceback.format_exception(error))[-8000:],
+                    rank=role.rank if role and role.generation else None,
+                    step=position.committed,
+                    committed=position.committed,
+                ),
+            )
+        )
+
+    def close(self) -> None:
+        self._reporter.flush(deadline_s=2)
+        self._control.close()
+        self._reporter.close()
+        self._links.close()

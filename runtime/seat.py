@@ -1,0 +1,221 @@
+"""What the threads of a worker share: its position, its orders, and how far it obeyed them.
+
+The control thread brings commands, the training thread (or the caretaker after the loop) does
+the work at a boundary; both change this object under its one lock and wake each other.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from trainmover.runtime import commit
+from trainmover.runtime.commit import Phase, Position
+from trainmover.runtime.extras import Parts, Shelf
+from trainmover.schemas.commands import (
+    Answer,
+    Collect,
+    Decided,
+    Pull,
+    Resume,
+    Retire,
+    Stage,
+    StandBy,
+    Switch,
+)
+from trainmover.schemas.layout import Layout
+from trainmover.schemas.member import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """For which rank `train` runs, and whether its set-up communicates (`members`) or echoes."""
+
+    rank: int
+    layout: Layout
+    generation: int
+    """The set-up's generation; 0: a standby, whose rank is only stood in for."""
+    members: tuple[Member, ...] = ()
+    placement: tuple[str, ...] = ()
+    live: bool = False
+    """Set-up of a generation in which nobody has state yet: collectives run for real."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """The latest commands for generation `about`."""
+
+    about: int = 0
+    decided: Decided | None = None
+    pull: Pull | None = None
+    switch: Switch | None = None
+    resume: Resume | None = None
+
+
+class Seat:
+    """`cond` guards everything; `changed` is called (lock held) whenever an answer would differ."""
+
+    def __init__(self, worker: str, changed: Callable[[], None]) -> None:
+        self.cond = threading.Condition(threading.RLock())
+        self.worker = worker
+        self.position = Position()
+        self.shelf = Shelf()
+        self.stage = Stage.NONE
+        self.orders = Orders()
+        self.stand_by: StandBy | None = None
+        self.retired: str | None = None
+        self.role: Role | None = None
+        self.set_up = False
+        """Set-up and shadow steps of `role` are done."""
+        self.assignment = ""
+        self.pulled: tuple[str, str, str, int, float] | None = None
+        """Donor, its digest, ours, bytes, seconds."""
+        self.links = (0, 0, 0)
+        self.refused = ""
+        self._changed = changed
+
+    # ---- the training side
+
+    def notify(self) -> None:
+        with self.cond:
+            self.cond.notify_all()
+            self._changed()
+
+    def move(self, step: Callable[[Position], Position]) -> Position:
+        """Apply a pure decision to the position and wake whoever waits for it."""
+        with self.cond:
+            self.position = step(self.position)
+            self.notify()
+            return self.position
+
+    def keep(self, generation: int, rank: int, version: int, parts: Parts, *, full: bool) -> None:
+        """Put a neighbour's extras on the shelf if the protocol still counts them (CUT)."""
+        with self.cond:
+            before = self.position
+            self.position = commit.keep(before, generation, rank, version)
+            if self.position is not before:
+                self.shelf.put(rank, version, parts, full=full)
+                self.shelf.prune(self.position.kept)
+                self.notify()
+
+    def reach(self, stage: Stage, generation: int) -> None:
+        """The work for a stage of `generation` is done; ignored when another was promised since."""
+        with self.cond:
+            if self.orders.about == generation and stage > self.stage:
+                self.stage = stage
+                self.notify()
+
+    def refuse(self, generation: int, reason: str) -> None:
+        with self.cond:
+            if self.orders.about == generation:
+                self.refused = reason
+                self.notify()
+
+    def start(self, role: Role) -> None:
+        """`train` is about to run for `role`. A live set-up starts from nothing."""
+        with self.cond:
+            self.role, self.set_up = role, False
+            if role.live:
+                self.shelf.clear()
+                self.position = Position(
+                    generation=role.generation,
+                    phase=Phase.COMPUTING,
+                    promised=role.generation,
+                )
+            self.notify()
+
+    # ---- the control side
+
+    def collect(self, command: Collect, end: Callable[[int], None]) -> Answer:
+        """CUT, PROMISE: `end` stops the running generation on every link before the answer."""
+        with self.cond:
+            after = commit.collect(self.position, command.generation)
+            if after is None:
+                return self.answer(refused="a higher generation was promised")
+            known = self.assignment
+            if self.position.promised == command.generation and known != command.assignment:
+                return self.answer(
+                    refused=f"generation {command.generation} was asked with assignment {known}"
+                )
+            self.position, self.assignment = after, command.assignment
+            if self.orders.about != command.generation:
+                self.orders = Orders(about=command.generation)
+                self.stage, self.refused, self.pulled = Stage.COLLECTED, "", None
+                self.notify()
+        # Outside the lock: the fence waits for copies under way, their thread may want the lock.
+        end(command.generation)
+        return self.answer()
+
+    def order(self, command: Decided | Pull | Switch | Resume) -> bool:
+        """File a command of the promised generation; False when it is about another one."""
+        with self.cond:
+            first = isinstance(command, Switch) and command.generation == 1
+            if first and self.orders.about == 0:
+                self.orders = Orders(about=1)
+            if self.orders.about != command.generation:
+                return False
+            match command:
+                case Decided():
+                    self.orders.decided = command
+                case Pull():
+                    self.orders.pull = command
+                case Switch():
+                    self.orders.switch = command
+                case Resume():
+                    self.orders.resume = command
+            self.notify()
+            return True
+
+    def told_to_stand_by(self, command: StandBy) -> None:
+        with self.cond:
+            self.stand_by = command
+            self.notify()
+
+    def retire(self, command: Retire) -> None:
+        with self.cond:
+            self.retired = command.reason
+            self.notify()
+
+    def answer(self, refused: str = "") -> Answer:
+        with self.cond:
+            p = self.position
+            donor, donor_digest, digest, num_bytes, pull_s = self.pulled or (None, "", "", 0, 0.0)
+            running = p.generation if not p.ended else 0
+            return Answer(
+                worker=self.worker,
+                about=self.orders.about,
+                stage=self.stage,
+                assignment=self.assignment,
+                running=running,
+                promised=p.promised,
+                rank=self.role.rank if self.role else None,
+                empty=p.phase is Phase.EMPTY,
+                set_up=self.set_up,
+                committed=p.known_committed,
+                holding=p.phase is Phase.HOLDING,
+                dirty=p.dirty,
+                done=p.phase is Phase.DONE,
+                extras=dict(p.kept),
+                donor=donor,
+                donor_digest=donor_digest,
+                digest=digest,
+                num_bytes=num_bytes,
+                pull_s=pull_s,
+                links=self.links,
+                refused=refused or self.refused,
+            )
+
+    # ---- used by both
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        with self.cond:
+            return self.cond.wait_for(condition, timeout_s)
+
+    def forget_dirt(self, generation: int, target: int) -> bool:
+        """The donor's state is in place; False when a newer generation was promised since."""
+        with self.cond:
+            after = commit.restored(self.position, generation, target)
+            if after is None:
+                return False
+            self.position = replace(after)
+            self.notify()
+            return True

@@ -1,0 +1,32 @@
+"""A digest of the tracked state after every committed step, for finding the first that differs."""
+
+import json
+from pathlib import Path
+
+from trainmover.runtime.tracked import Tracked
+
+
+class StepLog:
+    """Appends to `<folder>/rank<r>.jsonl`; does nothing without a folder.
+
+    It costs a pass over all tracked state a step: for tests and `trainmover rehearse`.
+    """
+
+    def __init__(self, folder: str, rank: int, worker: str) -> None:
+        self._path = Path(folder) / f"rank{rank}.jsonl" if folder else None
+        self._worker = worker
+
+    def write(
+        self, step: int, generation: int, tracked: Tracked, numbers: dict[str, float]
+    ) -> None:
+        if self._path is None:
+            return
+        line = {
+            "step": step,
+            "generation": generation,
+            "worker": self._worker,
+            "digest": tracked.state_digest(),
+            "numbers": numbers,
+        }
+        with self._path.open("a") as out:
+            out.write(json.dumps(line) + "\n")

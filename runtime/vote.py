@@ -1,0 +1,259 @@
+"""The vote that commits a step: one tiny tree all-reduce over the control links.
+
+Before it votes ok a rank has sent its extras for the next step to its buddies and has received
+its neighbours'; so a completed ok vote proves that every rank has finished gradients and that
+every rank's extras are held elsewhere (docs/design/commit.md, rule 3). Runs in the training
+thread on its own links.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from trainmover.runtime import commit
+from trainmover.runtime.commit import Phase
+from trainmover.runtime.extras import Parts, pack, unpack
+from trainmover.runtime.fence import Fence, Revoked
+from trainmover.runtime.link import Link
+from trainmover.runtime.mesh import Mesh
+from trainmover.runtime.pump import pump
+from trainmover.runtime.seat import Seat
+from trainmover.runtime.topology import buddies
+from trainmover.runtime.wire import Header, Kind
+
+log = structlog.get_logger()
+
+CHANNEL = "control"
+SAY_EVERY_S = 10.0
+"""A vote may wait as long as the slowest rank computes; who waits says for whom this often."""
+REBUDDY_S = 30.0
+FULL, WANTS_ACK = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """What a rank, or a subtree, says about a step. `numbers`: name -> (sum, count)."""
+
+    failed: bool = False
+    stop: bool = False
+    numbers: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def plus(self, other: "Ballot") -> "Ballot":
+        numbers = dict(self.numbers)
+        for name, (total, count) in other.numbers.items():
+            own_total, own_count = numbers.get(name, (0.0, 0))
+            numbers[name] = (own_total + total, own_count + count)
+        return Ballot(self.failed or other.failed, self.stop or other.stop, numbers)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.failed, self.stop, self.numbers]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Ballot":
+        failed, stop, numbers = json.loads(data)
+        return cls(failed, stop, {k: (float(s), int(n)) for k, (s, n) in numbers.items()})
+
+    @property
+    def averages(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self.numbers.items() if count}
+
+
+class Vote:
+    """One per worker and role; `seat` has the position that every message is judged by."""
+
+    def __init__(
+        self, seat: Seat, mesh: Mesh, fence: Fence, rank: int, placement: tuple[str, ...]
+    ) -> None:
+        self._seat, self._mesh, self._fence, self.rank = seat, mesh, fence, rank
+        world = range(len(placement))
+        self.buddies = buddies(rank, placement)
+        self.neighbours = tuple(r for r in world if rank in buddies(r, placement))
+        """Ranks whose extras this one keeps."""
+        self._parent = (rank - 1) // 2 if rank else None
+        self._kids = tuple(r for r in (2 * rank + 1, 2 * rank + 2) if r in world)
+        self._votes: dict[tuple[int, int], Ballot] = {}
+        self._results: dict[int, Ballot] = {}
+        self._acks: set[tuple[int, int]] = set()
+        self._sent: dict[str, bytes] = {}
+
+    # ---- extras
+
+    def rebuddy(self, generation: int, version: int, parts: Parts) -> None:
+        """REBUDDY: this rank's extras to its buddies, acknowledged, and the neighbours' here.
+
+        Blocks; raises Revoked, LinkBroken, or TimeoutError after REBUDDY_S.
+        """
+        self._votes.clear()
+        self._results.clear()
+        self._acks.clear()
+        self._send_extras(version, parts, full=True, wants_ack=True)
+        self._pump(
+            lambda: (
+                self._acknowledged(version)
+                and all(version in self._seat.position.kept.get(r, ()) for r in self.neighbours)
+            ),
+            "extras of the neighbours",
+            deadline_s=REBUDDY_S,
+        )
+
+    def late_extras(self, version: int, parts: Parts) -> tuple[str, ...]:
+        """Rule 8: what changed since the vote goes to the buddies and is acknowledged.
+
+        Returns the names of the changed parts; blocks only when there are some.
+        """
+        changed = tuple(name for name, value in parts.items() if self._sent.get(name) != value)
+        if changed and self.buddies:
+            self._acks.clear()
+            self._send_extras(version, parts, full=False, wants_ack=True)
+            self._pump(lambda: self._acknowledged(version), "acknowledged late extras")
+        return changed
+
+    def _send_extras(self, version: int, parts: Parts, *, full: bool, wants_ack: bool) -> None:
+        changed = {k: v for k, v in parts.items() if full or self._sent.get(k) != v}
+        payload = bytes([FULL * full | WANTS_ACK * wants_ack]) + pack(changed)
+        self._sent = dict(parts)
+        for rank in self.buddies:
+            self._link(rank).queue(Kind.EXTRAS, version, payload)
+
+    def _acknowledged(self, version: int) -> bool:
+        return all((rank, version) in self._acks for rank in self.buddies)
+
+    # ---- the vote
+
+    def vote(self, step: int, own: Ballot, parts: Parts, hit: Callable[[str], None]) -> Ballot:
+        """Returns the combined ballot of a committed step; its `failed` says abort.
+
+        Blocks until every rank has voted. Raises Revoked or LinkBroken when the vote was cut
+        off; the seat's position then says whether the step is held.
+        """
+        seat = self._seat
+        seat.move(self._guarded(commit.gathered))
+        self._send_extras(step + 1, parts, full=False, wants_ack=False)
+        self._pump(lambda: self._complete(step) or self._overtaken(step), "votes of its subtree")
+        hit("extras")
+        combined = own
+        for kid in self._kids:
+            combined = combined.plus(self._votes.get((step, kid), Ballot()))
+        if self._overtaken(step) or combined.failed:
+            return self._abort(step)
+        if self._parent is None:
+            hit("vote")
+            total = combined
+        else:
+            seat.move(self._guarded(commit.voted))
+            self._link(self._parent).queue(Kind.VOTE, step, combined.to_bytes())
+            self._pump(lambda: True, "")
+            hit("vote")
+            try:
+                self._pump(lambda: step in self._results, "the result of the vote")
+            except Revoked:
+                # XKNOW may have told meanwhile that the step is committed.
+                if seat.position.phase is Phase.APPLYING:
+                    return Ballot()
+                raise
+            total = self._results[step]
+        return self._spread(step, total, hit)
+
+    def _spread(self, step: int, total: Ballot, hit: Callable[[str], None]) -> Ballot:
+        """Take the result and pass it on to the subtree."""
+        seat, generation = self._seat, self._fence.generation
+        position = seat.move(lambda p: commit.result(p, generation, step, not total.failed))
+        if position.phase is not Phase.APPLYING and not total.failed:
+            raise Revoked("the generation ended before the result of the vote was taken")
+        hit("result")
+        try:
+            for kid in self._kids:
+                self._link(kid).queue(Kind.RESULT, step, total.to_bytes())
+            self._pump(lambda: True, "")
+        except Exception as error:
+            # The commit is known; who did not hear it learns it from the mover's decision.
+            log.info("vote.result_not_forwarded", step=step, error=str(error))
+        self._forget(step)
+        return total
+
+    def abort(self, step: int) -> None:
+        """FASTFAIL: this rank cannot finish the step; tell parent and children at once.
+
+        Owes no extras. Best effort: who does not hear it is cut off by the next generation.
+        """
+        try:
+            self._abort(step)
+        except Exception as error:
+            log.info("vote.abort_not_forwarded", step=step, error=str(error))
+
+    def _abort(self, step: int) -> Ballot:
+        failed = Ballot(failed=True)
+        self._seat.move(commit.failed)
+        if self._parent is not None:
+            self._link(self._parent).queue(Kind.VOTE, step, failed.to_bytes())
+        for kid in self._kids:
+            self._link(kid).queue(Kind.RESULT, step, failed.to_bytes())
+        self._pump(lambda: True, "", deadline_s=1.0)
+        return failed
+
+    def _complete(self, step: int) -> bool:
+        return all((step, kid) in self._votes for kid in self._kids) and commit.may_vote(
+            self._seat.position, self.neighbours
+        )
+
+    def _overtaken(self, step: int) -> bool:
+        """FASTFAIL: a failed vote below or an abort from above ends every wait of the step."""
+        below = any(self._votes.get((step, kid), Ballot()).failed for kid in self._kids)
+        return below or (step in self._results and self._results[step].failed)
+
+    def _guarded(
+        self, decision: Callable[[commit.Position], commit.Position]
+    ) -> Callable[[commit.Position], commit.Position]:
+        """CUT: no decision of an ended generation is taken."""
+
+        def guarded(position: commit.Position) -> commit.Position:
+            if position.ended:
+                raise Revoked("the generation has ended")
+            return decision(position)
+
+        return guarded
+
+    def _forget(self, step: int) -> None:
+        self._votes = {k: v for k, v in self._votes.items() if k[0] > step}
+        self._results = {k: v for k, v in self._results.items() if k > step}
+
+    # ---- messages
+
+    def _link(self, rank: int) -> Link:
+        return self._mesh.link(CHANNEL, rank)
+
+    def _pump(self, until: Callable[[], bool], what: str, deadline_s: float | None = None) -> None:
+        links = self._mesh.links(CHANNEL).values()
+        while True:
+            try:
+                pump(
+                    links,
+                    self._handle,
+                    until,
+                    deadline_s or SAY_EVERY_S,
+                    self._fence,
+                    lambda: f"{what} (votes here: {sorted(self._votes)})",
+                )
+                return
+            except TimeoutError as error:
+                if deadline_s is not None:
+                    raise
+                log.warning("vote.waits", rank=self.rank, for_what=what, detail=str(error))
+
+    def _handle(self, link: Link, header: Header, payload: bytes) -> None:
+        rank, step = link.peer_rank, header.step
+        match header.kind:
+            case Kind.EXTRAS:
+                parts = unpack(memoryview(payload)[1:])
+                full = bool(payload[0] & FULL)
+                self._seat.keep(self._fence.generation, rank, step, parts, full=full)
+                if payload[0] & WANTS_ACK:
+                    link.queue(Kind.EXTRAS_ACK, step, b"")
+            case Kind.EXTRAS_ACK:
+                self._acks.add((rank, step))
+            case Kind.VOTE:
+                self._votes[step, rank] = Ballot.from_bytes(payload)
+            case Kind.RESULT:
+                self._results[step] = Ballot.from_bytes(payload)

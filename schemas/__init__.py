@@ -1,0 +1,1 @@
+"""The typed contract: words that cross a process border, and nothing that needs I/O."""

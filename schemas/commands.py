@@ -1,0 +1,151 @@
+"""What the mover asks of a runtime, and where the runtime says it is.
+
+Commands are core NATS requests: complete in themselves, idempotent, accepted in any order and
+any number of times. A runtime answers every one with the same `Answer`, after at most
+`ANSWER_WITHIN_S`, and the mover repeats until the answer fits.
+"""
+
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter
+
+from trainmover.schemas.layout import Layout
+from trainmover.schemas.member import Member
+from trainmover.schemas.names import Name
+
+ANSWER_WITHIN_S = 1.0
+"""A runtime that is still working on a command answers with where it is after this long."""
+
+
+class Command(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StandBy(Command):
+    """Stand in for `rank` over shadow groups, warm up, and park until a plan names you."""
+
+    kind: Literal["stand-by"] = "stand-by"
+    layout: Layout
+    rank: NonNegativeInt
+
+
+class Collect(Command):
+    """End the running generation, promise `generation`, and say where you are."""
+
+    kind: Literal["collect"] = "collect"
+    generation: Annotated[int, Field(ge=2)]
+    assignment: str
+    """Digest of the members of `generation`."""
+
+
+class Decided(Command):
+    """Be at `target` committed steps: drop the open step or commit the one you hold.
+
+    A joiner runs `train` for its rank and parks. With `setup_again` everybody unwinds `train`.
+    """
+
+    kind: Literal["decided"] = "decided"
+    generation: Annotated[int, Field(ge=2)]
+    layout: Layout
+    members: tuple[Member, ...]
+    placement: tuple[Name, ...]
+    """Machine of each rank in generation 1: the buddies follow from it for the whole job."""
+    target: NonNegativeInt
+    setup_again: bool = False
+
+
+class Pull(Command):
+    """Take the shared state from `donor` and the own state from `extras_from`."""
+
+    kind: Literal["pull"] = "pull"
+    generation: Annotated[int, Field(ge=2)]
+    target: NonNegativeInt
+    donor: Member
+    extras_from: Member | None
+
+
+class Switch(Command):
+    """Open the links of the joiners, renew the others, put extras at the buddies.
+
+    With `setup` (generation 1, or after `setup_again`) no state exists yet: open the control
+    links and run `train`, whose set-up communicates for real.
+    """
+
+    kind: Literal["switch"] = "switch"
+    generation: PositiveInt
+    layout: Layout
+    members: tuple[Member, ...]
+    placement: tuple[Name, ...]
+    joiners: tuple[NonNegativeInt, ...]
+    """Ranks whose worker was in no completed generation yet: they dial."""
+    target: NonNegativeInt
+    setup: bool
+
+
+class Resume(Command):
+    kind: Literal["resume"] = "resume"
+    generation: Annotated[int, Field(ge=2)]
+    target: NonNegativeInt
+
+
+class Retire(Command):
+    """The job is over, or another worker has your rank: say goodbye and exit."""
+
+    kind: Literal["retire"] = "retire"
+    reason: str
+
+
+AnyCommand = StandBy | Collect | Decided | Pull | Switch | Resume | Retire
+COMMAND: TypeAdapter[AnyCommand] = TypeAdapter(Annotated[AnyCommand, Field(discriminator="kind")])
+
+
+class Stage(IntEnum):
+    """How far a runtime has come towards the generation that an answer is about."""
+
+    NONE = 0
+    COLLECTED = 1
+    """Promised: nothing of an older generation counts any more."""
+    OBEYED = 2
+    """At the target, at a boundary; a joiner: `train` was run for its rank and is parked."""
+    RESTORED = 3
+    """Its state is that of the target (at once for who was clean)."""
+    SWITCHED = 4
+    """Links open, own extras at the buddies."""
+    RESUMED = 5
+
+
+class Answer(BaseModel):
+    """Where a runtime is. `about` is the generation asked for; the rest are facts of now."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    worker: Name
+    about: NonNegativeInt = 0
+    stage: Stage = Stage.NONE
+    assignment: str = ""
+    running: NonNegativeInt = 0
+    """Generation it runs in, 0: none."""
+    promised: NonNegativeInt = 0
+    rank: NonNegativeInt | None = None
+    empty: bool = True
+    """Holds no state of the job: a standby."""
+    set_up: bool = False
+    """Its set-up and shadow steps are done for its rank."""
+    committed: NonNegativeInt = 0
+    holding: bool = False
+    """Voted ok for step `committed` and does not know the result."""
+    dirty: bool = False
+    done: bool = False
+    """Its loop is over: it has committed every step."""
+    extras: dict[int, tuple[int, ...]] = {}
+    """Rank -> versions of that rank's extras kept here."""
+    donor: Name | None = None
+    donor_digest: str = ""
+    digest: str = ""
+    num_bytes: NonNegativeInt = 0
+    pull_s: Annotated[float, Field(ge=0)] = 0.0
+    links: tuple[int, int, int] = (0, 0, 0)
+    """Opened, closed and kept in the last switch."""
+    refused: str = ""
+    """Why the command was not obeyed; empty when it was."""

@@ -1,0 +1,101 @@
+"""Commit or retry: the one step count from which every member continues (commit.md, Decide).
+
+ALL: computed only from the answers of every member; T is the largest number of committed steps
+in them. No word commit or retry leaves here, only T, with who can restore whom.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainmover.schemas.commands import Answer
+from trainmover.schemas.events import MigrationPlanned, Source
+from trainmover.schemas.layout import Layout
+from trainmover.schemas.member import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    target: int = 0
+    setup_again: bool = False
+    sources: tuple[Source, ...] = ()
+    dirty: tuple[int, ...] = ()
+    holding: tuple[int, ...] = ()
+    problem: str = ""
+    """Why no decision is possible; empty when there is one."""
+    state_lost: bool = False
+
+
+def verdict(layout: Layout, plan: MigrationPlanned, answers: Mapping[str, Answer]) -> Verdict:
+    """`answers` holds one answer per member of the plan, all about its generation."""
+    full = [m for m in plan.members if not answers[m.worker].empty]
+    if not full:
+        return Verdict(problem="no member of the plan holds state of the job", state_lost=True)
+    target = max(answers[m.worker].committed for m in full)
+    if any(not answers[m.worker].set_up for m in full):
+        if target > 0:
+            return Verdict(problem=f"a rank is in set-up while others committed {target} steps")
+        return Verdict(target=0, setup_again=True)
+    wrong = [m for m in full if not _can_reach(answers[m.worker], target)]
+    if wrong:
+        ranks = ", ".join(f"rank {m.rank} at {answers[m.worker].committed}" for m in wrong)
+        return Verdict(problem=f"bug: the furthest rank committed {target} steps, but {ranks}")
+    dirty = tuple(m.rank for m in full if answers[m.worker].dirty)
+    needing = [m for m in plan.members if answers[m.worker].empty or m.rank in dirty]
+    sources: list[Source] = []
+    for member in needing:
+        source = _source(layout, member, target, plan.members, answers)
+        if not source.donors:
+            shard = layout.shard(member.rank) or "whole model"
+            return Verdict(
+                problem=f"no live rank holds the shard of rank {member.rank} ({shard})",
+                state_lost=True,
+            )
+        if source.extras_from is None and answers[member.worker].empty:
+            return Verdict(
+                problem=f"the own state of rank {member.rank} at step {target} is lost: "
+                "its worker and both buddies are gone",
+                state_lost=True,
+            )
+        sources.append(source)
+    return Verdict(
+        target=target,
+        sources=tuple(sources),
+        dirty=dirty,
+        holding=tuple(m.rank for m in full if answers[m.worker].holding),
+    )
+
+
+def _can_reach(answer: Answer, target: int) -> bool:
+    return answer.committed == target or (answer.holding and answer.committed == target - 1)
+
+
+def _source(
+    layout: Layout,
+    member: Member,
+    target: int,
+    members: tuple[Member, ...],
+    answers: Mapping[str, Answer],
+) -> Source:
+    by_rank = {m.rank: m for m in members}
+    replicas = [by_rank[r] for r in layout.replicas(member.rank) if r != member.rank]
+    donors = [m for m in replicas if not answers[m.worker].empty and not answers[m.worker].dirty]
+    # Who is at the target already serves before who must still run its optimizer.
+    donors.sort(key=lambda m: (answers[m.worker].committed != target, m.rank))
+    holder = extras_holder(member.rank, target, members, answers)
+    return Source(
+        rank=member.rank,
+        worker=member.worker,
+        donors=tuple(m.worker for m in donors),
+        extras_from=holder.worker if holder else None,
+    )
+
+
+def extras_holder(
+    rank: int, version: int, members: tuple[Member, ...], answers: Mapping[str, Answer]
+) -> Member | None:
+    """A member that keeps version `version` of the extras of `rank`, lowest rank first."""
+    for member in members:
+        answer = answers.get(member.worker)
+        if answer and version in answer.extras.get(rank, ()):
+            return member
+    return None

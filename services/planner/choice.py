@@ -1,0 +1,141 @@
+"""Who gets a rank: the first members, the joiners, and which end of a broken link is replaced."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import assert_never
+
+from trainmover.schemas.events import PeerLost, Replacement, StepAborted, WorkerRegistered
+from trainmover.schemas.member import Member
+from trainmover.services.planner.state import PAIR_WINDOW_S, Phase, Sign, State
+
+SETTLE_S = 0.3
+"""From the first sign of a broken link to a relink, stream clock: the exit of a worker is known
+within 0.15 s (detection.md), so a death is normally seen as one."""
+STABLE_S = 1.0
+"""Registrations that are awaited so long after the last one, so that surplus workers do not get
+a rank only because they were faster."""
+
+
+def first_members(state: State, now_s: float) -> tuple[Member, ...]:
+    """Generation 1, in rank order by (machine, local index); empty while it must wait.
+
+    Workers with a local index below `workers_per_machine` come first. Others get a rank only if
+    no such worker is still on its way, or `STABLE_S` has passed since the last registration.
+    """
+    job = state.submitted
+    assert job is not None
+    by_place = sorted(
+        state.free,
+        key=lambda w: (w.local_index >= job.workers_per_machine, w.machine, w.local_index),
+    )
+    chosen = by_place[: job.layout.world_size]
+    surplus = any(w.local_index >= job.workers_per_machine for w in chosen)
+    waits = surplus and _on_the_way(state) and now_s - state.registered_s < STABLE_S
+    if len(chosen) < job.layout.world_size or waits:
+        return ()
+    chosen.sort(key=lambda w: (w.machine, w.local_index))
+    return tuple(member(rank, worker) for rank, worker in enumerate(chosen))
+
+
+def _on_the_way(state: State) -> bool:
+    assert state.submitted is not None
+    here = state.registered.keys() | state.exited | state.unfit
+    return any(
+        worker.local_index < state.submitted.workers_per_machine
+        for name, worker in state.launched.items()
+        if name not in here
+    )
+
+
+def member(rank: int, worker: WorkerRegistered) -> Member:
+    """The line of an assignment that gives `rank` to `worker`."""
+    return Member(
+        rank=rank, worker=worker.worker, machine=worker.machine, addresses=worker.addresses
+    )
+
+
+def replacements(state: State, leavers: Sequence[Member]) -> tuple[Replacement, ...]:
+    """A joiner for each leaver, in rank order; fewer when the standbys do not suffice.
+
+    Warm standbys come first, then those that are not on the leaver's lost machine, then the
+    oldest registration.
+    """
+    lost = {f.machine for f in state.failed.values() if f.kind == "machine_lost"}
+    free = list(state.free)
+    chosen = []
+    for leaver in leavers[: len(free)]:
+        avoided = leaver.machine if leaver.machine in lost else None
+        joiner = min(free, key=lambda w: (w.worker not in state.warmed, w.machine == avoided))
+        free.remove(joiner)
+        chosen.append(Replacement(rank=leaver.rank, leaver=leaver.worker, joiner=joiner.worker))
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A generation that cannot go on though nobody is known to be dead."""
+
+    reason: str
+    suspect: Member | None
+    """Who should be replaced, because the link alone does not explain it."""
+
+
+def broken(state: State, now_s: float) -> Break | None:
+    """Whether the ranks of the generation in force lost a link `SETTLE_S` ago (commit.md RELINK).
+
+    Counts what was reported since they were told to run. A member that two others or more have
+    lost, and more have lost than any other, is suspect. So is an end of a link that was made
+    again within `PAIR_WINDOW_S`: the one that fewer peers reach, of two equals the higher rank.
+    """
+    latest = state.latest
+    running = latest.phase in (Phase.RUNNING, Phase.SWITCHED)
+    signs = [
+        sign
+        for sign in state.signs
+        if sign.event.generation == latest.generation and sign.seq > latest.since_seq
+    ]
+    if not running or not signs or now_s - signs[0].time_s < SETTLE_S:
+        return None
+    members = {m.worker: m for m in latest.members}
+    links = [link for link in _links(signs) if members.keys() >= set(link)]
+    lost_by = Counter(peer for _, peer in links)
+    (first, count), (_, next_count) = [*lost_by.most_common(2), ("", 0), ("", 0)][:2]
+    if count >= 2 and count > next_count:
+        return Break(f"{count} peers lost their links to {first}", members[first])
+    again = {frozenset(link) for link in links} & _relinked(state, now_s)
+    if again:
+        ends = {worker for pair in again for worker in pair}
+        suspect = max(ends, key=lambda worker: (lost_by[worker], members[worker].rank))
+        return Break(
+            f"a link of {suspect} broke again within {PAIR_WINDOW_S:g} s", members[suspect]
+        )
+    return Break(_words(signs[0].event), None)
+
+
+def _relinked(state: State, now_s: float) -> set[frozenset[str]]:
+    """Links that broke lately and were made again by a plan that replaced nobody."""
+    generations = {a.generation for a, b in pairwise(state.assignments) if not b.replacements}
+    signs = [
+        sign
+        for sign in state.signs
+        if sign.event.generation in generations and now_s - sign.time_s <= PAIR_WINDOW_S
+    ]
+    return {frozenset(link) for link in _links(signs)}
+
+
+def _links(signs: Sequence[Sign]) -> list[tuple[str, str]]:
+    """(who says so, which peer) of the lost links, each once."""
+    events = (sign.event for sign in signs)
+    return list(dict.fromkeys((e.worker, e.peer) for e in events if isinstance(e, PeerLost)))
+
+
+def _words(event: PeerLost | StepAborted) -> str:
+    match event:
+        case PeerLost():
+            return f"{event.worker} lost its link to {event.peer} and nobody is known to be dead"
+        case StepAborted():
+            return f"{event.worker} aborted step {event.step} and nobody is known to be dead"
+        case _:
+            assert_never(event)

@@ -1,0 +1,127 @@
+"""How a job ends: completed, or failed with the reason and the exit code."""
+
+from collections import Counter
+from hashlib import sha256
+
+from trainmover.schemas.events import JobCompleted, JobFailed, UserError
+from trainmover.services.planner.state import Phase, State
+
+USER_CODE = 1
+STALLED = 3
+STATE_LOST = 4
+NO_PROGRESS = 5
+
+MAX_MESSAGE_CHARS = 1_000
+MAX_TRACEBACK_CHARS = 12_000
+"""The end of a traceback says most."""
+MAX_REASON_CHARS = 16_000
+"""Inside what the text of an event may hold."""
+
+
+def ending(state: State) -> JobCompleted | JobFailed | None:
+    """The end that the stream leads to, if it does."""
+    return (
+        _completed(state)
+        or _user_code(state)
+        or _state_lost(state)
+        or _too_many_failures(state)
+        or _no_progress(state)
+    )
+
+
+def failed(state: State, exit_code: int, reason: str) -> JobFailed:
+    """`job.failed`; `reason` is cut to what an event may hold."""
+    assert state.submitted is not None
+    return JobFailed(
+        job=state.submitted.job,
+        run=state.submitted.run,
+        reason=reason[:MAX_REASON_CHARS],
+        exit_code=exit_code,
+    )
+
+
+def _completed(state: State) -> JobCompleted | JobFailed | None:
+    """All members of one generation have finished.
+
+    An older one counts too: a worker that died after it had finished may have led to a plan
+    before the last of the others said that it had finished as well.
+    """
+    assert state.submitted is not None
+    if not state.finished:
+        return None
+    for assignment in reversed(state.assignments):
+        finished = [
+            event
+            for member in assignment.members
+            if (event := state.finished.get(member.worker)) is not None
+        ]
+        if len(finished) < len(assignment.members):
+            continue
+        counts = sorted({event.committed for event in finished})
+        if len(counts) > 1:
+            reason = f"ranks finished with different numbers of committed steps: {counts}"
+            return failed(state, STATE_LOST, f"{reason}; this is a bug in trainmover")
+        text = "\n".join(event.digest for event in finished)
+        return JobCompleted(
+            job=state.submitted.job,
+            run=state.submitted.run,
+            completed_steps=counts[0],
+            state_digest=sha256(text.encode("ascii")).hexdigest(),
+        )
+    return None
+
+
+def _user_code(state: State) -> JobFailed | None:
+    """An exception that a fresh worker would only raise again (architecture.md, exit codes)."""
+    assert state.submitted is not None
+    world_size = state.submitted.layout.world_size
+    told: dict[tuple[str, int], Counter[int | None]] = {}
+    for error in state.errors:
+        told.setdefault((error.exception, error.step), Counter())[error.rank] += 1
+    for error in state.errors:
+        ranks = told[error.exception, error.step]
+        if error.committed == 0 and state.progress == 0:
+            return failed(state, USER_CODE, _words(error, "before the first committed step"))
+        if 2 * len(ranks) > world_size:
+            why = f"like {len(ranks)} of {world_size} ranks"
+            return failed(state, USER_CODE, _words(error, why))
+        if ranks[error.rank] > 1:
+            return failed(state, USER_CODE, _words(error, "again on a fresh worker"))
+    return None
+
+
+def _words(error: UserError, why: str) -> str:
+    who = "a worker" if error.rank is None else f"rank {error.rank}"
+    head = f"{who} raised {error.exception} in step {error.step}, {why}"
+    message = error.message[:MAX_MESSAGE_CHARS]
+    return f"{head}: {message}\n{error.traceback[-MAX_TRACEBACK_CHARS:]}"
+
+
+def _state_lost(state: State) -> JobFailed | None:
+    aborted = state.assignments[-1].aborted if state.assignments else None
+    if aborted is None or not aborted.state_lost:
+        return None
+    return failed(state, STATE_LOST, aborted.reason)
+
+
+def _too_many_failures(state: State) -> JobFailed | None:
+    assert state.submitted is not None
+    limit = state.submitted.max_failures
+    num_failures = len(state.unfit & state.ranks.keys())
+    if limit is None or num_failures <= limit:
+        return None
+    reason = f"{num_failures} workers that held a rank failed, at most {limit} may (--max-failures)"
+    return failed(state, NO_PROGRESS, reason)
+
+
+def _no_progress(state: State) -> JobFailed | None:
+    """`max_incidents` interruptions ended, and each found the job where the one before left it."""
+    assert state.submitted is not None
+    limit = state.submitted.max_incidents
+    ended = {a.incident for a in state.assignments[1:] if a.phase in (Phase.RUNNING, Phase.ABORTED)}
+    targets = Counter(target for incident, target in state.targets.items() if incident in ended)
+    for target, num_incidents in targets.items():
+        if num_incidents >= limit:
+            reason = f"{num_incidents} incidents in a row at {target} committed steps, no progress"
+            return failed(state, NO_PROGRESS, f"{reason} (--max-incidents)")
+    return None

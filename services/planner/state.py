@@ -1,0 +1,267 @@
+"""What the planner knows of a job: a fold over its stream."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from trainmover.schemas.events import (
+    JobCompleted,
+    JobFailed,
+    JobStalled,
+    JobStarted,
+    JobSubmitted,
+    LayoutAssigned,
+    MigrationAborted,
+    MigrationCompleted,
+    MigrationDecided,
+    MigrationPlanned,
+    MigrationSwitched,
+    PeerLost,
+    PoolExhausted,
+    PoolReplenished,
+    RankReady,
+    Replacement,
+    StandbyLost,
+    StandbyWarmed,
+    StepAborted,
+    UserError,
+    WorkerExited,
+    WorkerFailed,
+    WorkerFinished,
+    WorkerRegistered,
+    WorkerStarted,
+)
+from trainmover.schemas.member import Member
+from trainmover.schemas.recorded import Recorded
+
+PAIR_WINDOW_S = 60.0
+"""A link that breaks again within this time of a relink is not bad luck: one end is replaced."""
+
+
+class Phase(Enum):
+    PLANNED = "planned"
+    SWITCHED = "switched"
+    """The ranks were told to run; no step is committed yet."""
+    RUNNING = "running"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The members of a generation and how far it came."""
+
+    generation: int
+    members: tuple[Member, ...]
+    """In rank order."""
+    phase: Phase
+    incident: str = ""
+    replacements: tuple[Replacement, ...] = ()
+    tries: int = 0
+    """Plans in a row, this one included, with the same members and no committed step."""
+    since_seq: int = 0
+    """A link reported lost before this place of the stream was lost on the way here."""
+    aborted: MigrationAborted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign that a generation cannot go on though nobody is known to be dead."""
+
+    seq: int
+    time_s: float
+    event: PeerLost | StepAborted
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    submitted: JobSubmitted | None = None
+    submitted_s: float = 0.0
+    started: bool = False
+    over: bool = False
+
+    launched: Mapping[str, WorkerStarted] = field(default_factory=dict)
+    registered: Mapping[str, WorkerRegistered] = field(default_factory=dict)
+    """Oldest first."""
+    registered_s: float = 0.0
+    """When the last worker registered."""
+    failed: Mapping[str, WorkerFailed] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    """Did not do their part in a migration."""
+    exited: frozenset[str] = frozenset()
+    """Gone; whether that is a failure is for the detector to say."""
+    warmed: frozenset[str] = frozenset()
+    errors: tuple[UserError, ...] = ()
+    """Exceptions of user code in workers that held a rank, or before there were ranks."""
+
+    assignments: tuple[Assignment, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Worker -> the rank it holds or held: it never gets another (commit.md RESET)."""
+    ready: Mapping[str, int] = field(default_factory=dict)
+    """Worker -> the last generation for which it was set up."""
+    setup_since: int = 1
+    """Generation in which set-up was begun for the last time."""
+    finished: Mapping[str, WorkerFinished] = field(default_factory=dict)
+    progress: int = 0
+    """Steps that are known to be committed."""
+    targets: Mapping[str, int] = field(default_factory=dict)
+    """Incident -> the step from which it lets the job go on."""
+    signs: tuple[Sign, ...] = ()
+    """Of this generation or within `PAIR_WINDOW_S`, oldest first."""
+
+    exhausted: frozenset[str] = frozenset()
+    """Keys of the `pool.exhausted` that were said since the last plan."""
+    stalled: frozenset[str] = frozenset()
+    """Keys of the `job.stalled` that were said since the last plan."""
+    stalled_since_s: float | None = None
+    arrived: tuple[str, ...] = ()
+    """Workers that registered while the pool was exhausted and are not announced yet."""
+
+    @property
+    def latest(self) -> Assignment:
+        """The assignment in force. Before `layout.assigned` there is none: IndexError."""
+        return self.assignments[-1]
+
+    @property
+    def unfit(self) -> frozenset[str]:
+        """Workers that may not keep a rank."""
+        return self.missing | self.failed.keys()
+
+    @property
+    def free(self) -> tuple[WorkerRegistered, ...]:
+        """Live workers that never held a rank, oldest registration first."""
+        gone = self.unfit | self.exited | self.ranks.keys()
+        return tuple(w for name, w in self.registered.items() if name not in gone)
+
+
+def evolve(state: State, recorded: Recorded) -> State:
+    """The state after one more event of the stream."""
+    match recorded.event:
+        case JobSubmitted() as event:
+            return replace(state, submitted=event, submitted_s=recorded.time_s)
+        case JobStarted():
+            return replace(state, started=True)
+        case JobCompleted() | JobFailed():
+            return replace(state, over=True)
+        case PoolExhausted() as event:
+            return replace(state, exhausted=state.exhausted | {event.key()})
+        case PoolReplenished() as event:
+            return replace(state, arrived=tuple(w for w in state.arrived if w != event.worker))
+        case JobStalled() as event:
+            since_s = recorded.time_s if state.stalled_since_s is None else state.stalled_since_s
+            stalled = state.stalled | {event.key()}
+            return replace(state, stalled=stalled, stalled_since_s=since_s)
+        case PeerLost() | StepAborted() as event:
+            return _signed(state, Sign(recorded.seq, recorded.time_s, event))
+        case _:
+            return _migration(_worker(state, recorded), recorded)
+
+
+def _worker(state: State, recorded: Recorded) -> State:
+    match recorded.event:
+        case WorkerStarted() as event:
+            return replace(state, launched={**state.launched, event.worker: event})
+        case WorkerRegistered() as event if event.worker not in state.registered:
+            arrived = (*state.arrived, event.worker) if state.exhausted else state.arrived
+            return replace(
+                state,
+                registered={**state.registered, event.worker: event},
+                registered_s=recorded.time_s,
+                arrived=arrived,
+            )
+        case WorkerExited() as event:
+            return replace(state, exited=state.exited | {exit.worker for exit in event.exits})
+        case WorkerFailed() as event:
+            return _failed(state, event)
+        case StandbyLost() as event:
+            return replace(state, exited=state.exited | {event.worker})
+        case StandbyWarmed() as event:
+            return replace(state, warmed=state.warmed | {event.worker})
+        case RankReady() as event:
+            return replace(state, ready={**state.ready, event.worker: event.generation})
+        case WorkerFinished() as event:
+            finished = {**state.finished, event.worker: event}
+            progress = max(state.progress, event.committed)
+            return replace(state, finished=finished, progress=progress)
+        case _:
+            return state
+
+
+def _failed(state: State, event: WorkerFailed) -> State:
+    """Errors of a standby in shadow do not count: only who holds a rank can fail the job."""
+    new = [worker for worker in event.workers if worker not in state.failed]
+    ranks = {state.ranks[worker] for worker in new if worker in state.ranks}
+    errors = tuple(
+        error for error in event.errors if new and (not state.assignments or error.rank in ranks)
+    )
+    return replace(
+        state,
+        failed={**state.failed, **dict.fromkeys(new, event)},
+        errors=(*state.errors, *errors),
+    )
+
+
+def _migration(state: State, recorded: Recorded) -> State:
+    if not state.assignments:
+        if not isinstance(recorded.event, LayoutAssigned):
+            return state
+        members = recorded.event.members
+        return _assigned(state, Assignment(1, members, Phase.RUNNING, since_seq=recorded.seq))
+    match recorded.event:
+        case MigrationPlanned() as event if event.generation > state.latest.generation:
+            return _assigned(state, _planned(state, event, recorded.seq))
+        case MigrationDecided() as event:
+            return replace(
+                state,
+                targets={**state.targets, event.incident: event.target},
+                progress=max(state.progress, event.target),
+                setup_since=event.generation if event.setup_again else state.setup_since,
+            )
+        case MigrationSwitched() as event if event.generation == state.latest.generation:
+            return _at(state, replace(state.latest, phase=Phase.SWITCHED, since_seq=recorded.seq))
+        case MigrationCompleted() as event if event.generation == state.latest.generation:
+            state = replace(state, progress=max(state.progress, event.committed))
+            return _at(state, replace(state.latest, phase=Phase.RUNNING, tries=0))
+        case MigrationAborted() as event if event.generation == state.latest.generation:
+            state = replace(state, missing=state.missing | set(event.missing))
+            return _at(state, replace(state.latest, phase=Phase.ABORTED, aborted=event))
+        case _:
+            return state
+
+
+def _planned(state: State, event: MigrationPlanned, seq: int) -> Assignment:
+    before = state.latest
+    return Assignment(
+        event.generation,
+        event.members,
+        Phase.PLANNED,
+        incident=event.incident,
+        replacements=event.replacements,
+        tries=before.tries + 1 if event.members == before.members else 1,
+        since_seq=seq,
+    )
+
+
+def _assigned(state: State, assignment: Assignment) -> State:
+    ranks = {member.worker: member.rank for member in assignment.members}
+    return replace(
+        state,
+        assignments=(*state.assignments, assignment),
+        ranks={**state.ranks, **ranks},
+        exhausted=frozenset(),
+        stalled=frozenset(),
+        stalled_since_s=None,
+    )
+
+
+def _at(state: State, assignment: Assignment) -> State:
+    return replace(state, assignments=(*state.assignments[:-1], assignment))
+
+
+def _signed(state: State, new: Sign) -> State:
+    generation = state.latest.generation if state.assignments else 0
+    kept = (
+        sign
+        for sign in state.signs
+        if sign.event.generation == generation or new.time_s - sign.time_s <= PAIR_WINDOW_S
+    )
+    return replace(state, signs=(*kept, new))

@@ -1,0 +1,93 @@
+"""What can go wrong all at once: BatchNorm, dropout, AdamW, a schedule, a GradScaler, a shuffled
+loader (optionally with workers and random augmentation), four micro-batches, a late closing save.
+
+Each committed step appends the samples it used to `<ledger>/rank<r>.jsonl`.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import trainmover
+
+SAMPLES, WIDTH = 640, 24
+
+
+class Noisy(Dataset[tuple[int, Tensor, Tensor]]):
+    """A sample is (its index, float32 [WIDTH], class); augmented from python's and torch's RNG."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
+        x = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+        x = x + 0.1 * torch.randn(WIDTH) + 0.01 * random.random()
+        return index, x, torch.tensor(index % 4)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--loader-workers", type=int, default=0)
+    parser.add_argument("--ledger", default="")
+    parser.add_argument("--break-it", default="", help="a fault in the training itself")
+    return parser.parse_args()
+
+
+def train(ctx: trainmover.Context) -> None:
+    args = parse()
+    torch.manual_seed(5)
+    body = nn.Sequential(
+        nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
+    )
+    model = DistributedDataParallel(body, process_group=ctx.group("dp"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    sampler = DistributedSampler(Noisy(), ctx.size("dp"), ctx.coordinate("dp"), seed=3)
+    data = ctx.batches(
+        DataLoader(Noisy(), batch_size=5, sampler=sampler, num_workers=args.loader_workers)
+    )
+    ctx.track(model=model, optimizer=optimizer, scaler=scaler)
+    if args.break_it != "untracked-scheduler":
+        ctx.track(scheduler=scheduler)
+    torch.manual_seed(100 + ctx.rank)
+    random.seed(200 + ctx.rank)
+
+    for step in ctx.steps(args.steps, closing=True):
+        with step:
+            if step.closing:
+                continue
+            used: list[int] = []
+            for micro in range(args.micro_batches):
+                index, x, y = next(data)
+                used += index.tolist()
+                if micro < args.micro_batches - 1:
+                    with model.no_sync():
+                        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+                else:
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            optimizer.zero_grad()
+            step.report(loss=loss, tokens=5 * args.micro_batches)
+            ctx.after(step, lambda n=step.number, s=used: note(args.ledger, ctx.rank, n, s))
+
+
+def note(ledger: str, rank: int, step: int, samples: list[int]) -> None:
+    if ledger:
+        with (Path(ledger) / f"rank{rank}.jsonl").open("a") as out:
+            out.write(json.dumps({"step": step, "samples": samples}) + "\n")
+
+
+if __name__ == "__main__":
+    trainmover.run(train)

@@ -1,0 +1,199 @@
+"""The agent's pure parts: which imports a script names, which workers to start, what is a fact."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from trainmover.agent.imports import import_ahead, source_of, top_level
+from trainmover.agent.outbox import Outbox
+from trainmover.agent.output import MAX_LINE_BYTES, Lines, label
+from trainmover.agent.roster import MAX_QUICK_DEATHS, Roster, next_number
+from trainmover.agent.speech import Unfit, open_fact
+from trainmover.bus.port import Refused
+from trainmover.schemas.base import Event
+from trainmover.schemas.events import JobCompleted, PeerLost, WorkerRegistered
+from trainmover.schemas.local import Fact
+
+# ---- imports
+
+
+def test_only_the_imports_at_the_top_of_a_script_are_named() -> None:
+    source = """
+from __future__ import annotations
+import numpy as np, os.path
+from torch.utils import data
+try:
+    import fast
+except ImportError:
+    import slow
+def f():
+    import late
+if True:
+    import conditional
+"""
+    assert top_level(source) == (
+        "numpy",
+        "os.path",
+        "torch.utils",
+        "torch.utils.data",
+        "fast",
+        "slow",
+    )
+
+
+def test_a_relative_import_is_resolved_in_its_package() -> None:
+    assert top_level("from . import a\nfrom ..b import c", "p.q") == (
+        "p.q",
+        "p.q.a",
+        "p.b",
+        "p.b.c",
+    )
+    assert top_level("from . import a") == ()
+
+
+def test_a_script_that_does_not_parse_names_no_imports() -> None:
+    assert top_level("def (") == ()
+
+
+def test_the_source_of_a_module_comes_with_its_package() -> None:
+    source, package = source_of("trainmover.agent.roster", module=True)
+    assert "class Roster" in source
+    assert package == "trainmover.agent"
+
+
+def test_an_import_that_fails_is_left_to_the_script_and_a_threading_one_is_named() -> None:
+    counts = iter((1, 1, 2, 2))
+    assert import_ahead(("no_such_module", "json", "csv", "stat"), lambda: next(counts)) == "csv"
+    assert import_ahead(("no_such_module",), lambda: 1) == ""
+
+
+# ---- roster
+
+
+def fresh(size: int = 3) -> Roster:
+    return Roster("m", size)
+
+
+def test_a_machine_starts_with_all_its_places() -> None:
+    roster, new = fresh().missing(0.0)
+    assert [(p.worker, p.local_index) for p in new] == [("m-w0", 0), ("m-w1", 1), ("m-w2", 2)]
+    assert roster.missing(0.0)[1] == ()
+
+
+def test_a_worker_that_exits_is_followed_by_a_new_one_in_its_place() -> None:
+    roster, _ = fresh().missing(0.0)
+    roster, new = roster.exited("m-w1", 10.0).missing(10.0)
+    assert [(p.worker, p.local_index) for p in new] == [("m-w3", 1)]
+
+
+def test_workers_that_die_at_once_are_replaced_only_so_often() -> None:
+    roster, starts = fresh(1), 0
+    for _ in range(2 * MAX_QUICK_DEATHS):
+        roster, new = roster.missing(0.0)
+        starts += len(new)
+        for place in new:
+            roster = roster.exited(place.worker, 0.1)
+    assert starts == MAX_QUICK_DEATHS
+    assert roster.gave_up
+
+
+def test_a_worker_that_registers_shows_that_workers_can_live() -> None:
+    roster = fresh(1)
+    for _ in range(2 * MAX_QUICK_DEATHS):
+        roster, (place,) = roster.missing(0.0)
+        roster = roster.registered(place.worker).exited(place.worker, 0.1)
+    assert not roster.gave_up
+
+
+def test_names_go_on_where_an_earlier_agent_of_the_machine_stopped() -> None:
+    assert next_number("m", ["m-w0", "m-w7", "n-w9", "m-x-w8"]) == 8
+    assert next_number("m", []) == 0
+
+
+# ---- facts
+
+LOST = PeerLost(job="j", run="r", worker="w", peer="v", generation=1, channel="ring", cause="EOF")
+
+
+def fact(event: Event, kind: str | None = None) -> Fact:
+    return Fact(id=0, type=kind or event.TYPE, payload=event.model_dump_json(), time=1.0)
+
+
+def test_a_fact_of_the_worker_is_opened() -> None:
+    assert open_fact(fact(LOST), worker="w", job="j", run="r") == LOST
+
+
+@pytest.mark.parametrize(
+    ("worker", "job", "run"), [("other", "j", "r"), ("w", "other", "r"), ("w", "j", "other")]
+)
+def test_a_fact_about_someone_else_is_unfit(worker: str, job: str, run: str) -> None:
+    with pytest.raises(Unfit, match=r"expected peer\.lost of"):
+        open_fact(fact(LOST), worker=worker, job=job, run=run)
+
+
+def test_a_worker_cannot_say_what_is_not_its_business() -> None:
+    end = JobCompleted(job="j", run="r", completed_steps=1, state_digest="")
+    with pytest.raises(Unfit, match=r"job\.completed"):
+        open_fact(fact(end), worker="w", job="j", run="r")
+    with pytest.raises(Unfit, match=r"worker\.registered"):
+        open_fact(fact(LOST, WorkerRegistered.TYPE), worker="w", job="j", run="r")
+
+
+async def test_facts_are_stored_in_order_and_one_that_is_refused_does_not_stop_the_rest() -> None:
+    stored: list[Event] = []
+    acknowledged: list[int] = []
+
+    async def publish(event: Event, time_s: float) -> None:
+        if event.run == "refused":
+            raise Refused("full")
+        stored.append(event)
+
+    outbox = Outbox(publish)
+    events = [
+        LOST,
+        LOST.model_copy(update={"run": "refused"}),
+        LOST.model_copy(update={"peer": "u"}),
+    ]
+    for number, event in enumerate(events):
+        await outbox.put(event, 1.0, lambda number=number: acknowledged.append(number))  # type: ignore[misc]
+    sending = asyncio.create_task(outbox.run())
+    await asyncio.wait_for(outbox.drained(), 1.0)
+    sending.cancel()
+    assert stored == [events[0], events[2]]
+    assert acknowledged == [0, 2]
+
+
+# ---- output
+
+
+def cut(*chunks: bytes) -> list[bytes]:
+    lines: list[bytes] = []
+    protocol = Lines(lines.append, lambda raw: None, lambda: None)
+    for chunk in chunks:
+        protocol.data_received(chunk)
+    protocol.connection_lost(None)
+    return lines
+
+
+def test_lines_are_put_together_from_pieces_and_the_last_needs_no_end() -> None:
+    assert cut(b"on", b"e\ntwo\nth", b"ree") == [b"one", b"two", b"three"]
+
+
+def test_a_progress_bar_ends_its_lines_with_carriage_returns() -> None:
+    assert cut(b"10%\r20%\r") == [b"10%", b"20%"]
+
+
+def test_a_line_without_an_end_is_bounded() -> None:
+    assert [len(line) for line in cut(b"x" * MAX_LINE_BYTES, b"y")] == [MAX_LINE_BYTES, 1]
+
+
+def test_a_line_is_labelled_with_what_its_worker_is() -> None:
+    assert label("m-w1", rank=1, phase="step") == "rank 1"
+    assert label("m-w5", rank=1, phase="standby") == "standby w5"
+    assert label("m-w5", rank=None, phase="starting") == "w5"
+
+
+def test_a_missing_script_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="no script"):
+        source_of(str(Path("/none.py")), module=False)

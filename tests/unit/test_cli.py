@@ -1,0 +1,299 @@
+"""Flags, sessions and submissions: what a user types, and what is answered."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainmover.agent.orders import Program
+from trainmover.cli import session, submission
+from trainmover.cli.main import parser
+from trainmover.cli.options import RunOptions, WrongUsage, as_name, read
+from trainmover.cli.submission import Past, Refused, admitted
+from trainmover.cli.view import in_lines, view
+from trainmover.cli.words import code_in_words
+from trainmover.schemas.events import (
+    Exit,
+    JobCompleted,
+    JobSubmitted,
+    LayoutAssigned,
+    MigrationPlanned,
+    WorkerExited,
+    WorkerStarted,
+)
+from trainmover.schemas.layout import Layout
+from trainmover.schemas.member import Member
+from trainmover.schemas.recorded import Recorded
+
+SECRET = "ab" * 32
+
+
+def options(*argv: str) -> RunOptions:
+    return read(parser().parse_args(["run", *argv]), SECRET)
+
+
+def test_flags_are_spelled_with_dashes_or_underscores() -> None:
+    dashes = options("--nproc-per-node", "2", "--num-threads=3", "train.py")
+    underscores = options("--nproc_per_node", "2", "--num_threads=3", "train.py")
+    assert (dashes.workers_per_machine, dashes.num_threads) == (2, 3)
+    assert (underscores.workers_per_machine, underscores.num_threads) == (2, 3)
+
+
+def test_what_follows_the_script_belongs_to_the_script() -> None:
+    program = options("train.py", "--nproc_per_node", "9", "-m", "--", "x").program
+    assert program.script == "train.py"
+    assert program.arguments[:3] == ("--nproc_per_node", "9", "-m")
+    assert not program.module
+
+
+def test_a_module_is_run_with_m() -> None:
+    program = options("-m", "pkg.train", "--lr", "1").program
+    assert (program.module, program.argv) == (True, ("-m", "pkg.train", "--lr", "1"))
+
+
+def test_every_flag_is_an_environment_variable_and_the_flag_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAINMOVER_NPROC_PER_NODE", "4")
+    monkeypatch.setenv("TRAINMOVER_FAULT", "kill:rank=0,step=1;kill:rank=1,step=2")
+    assert options("train.py").workers_per_machine == 4
+    assert len(options("train.py").faults) == 2
+    assert options("--nproc-per-node", "2", "train.py").workers_per_machine == 2
+
+
+def test_a_variable_that_does_not_fit_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINMOVER_STANDBYS", "some")
+    with pytest.raises(SystemExit) as end:
+        options("train.py")
+    assert end.value.code == 2
+    assert "TRAINMOVER_STANDBYS=some" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--max-restarts=3", "--max-failures"),
+        ("--max_restarts", "--max-failures"),
+        ("--rdzv-endpoint=host:1", "--bus"),
+        ("--rdzv_id=7", "--job"),
+        ("--node-rank=0", "--machine"),
+    ],
+)
+def test_a_flag_of_torchrun_that_does_not_exist_says_what_replaces_it(
+    flag: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        options(flag, "train.py")
+    assert end.value.code == 2
+    assert instead in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_layout_that_does_not_fit_the_ranks_is_refused_with_both_numbers() -> None:
+    with pytest.raises(WrongUsage, match=r"has 8 ranks.*makes 4"):
+        options("--nproc-per-node", "4", "--layout", "pp=2,dp=4", "train.py")
+    with pytest.raises(WrongUsage, match="pp=2,dp=4"):
+        options("--layout", "dp:4", "train.py")
+
+
+def test_without_a_layout_every_rank_is_a_replica() -> None:
+    assert str(options("--nproc-per-node", "3", "train.py").layout) == "dp=3"
+
+
+def test_several_machines_need_a_bus_and_a_bus_needs_a_name() -> None:
+    with pytest.raises(WrongUsage, match="--bus"):
+        options("--nnodes", "2", "train.py")
+    with pytest.raises(WrongUsage, match="--job"):
+        options("--bus", "nats://h:1", "train.py")
+
+
+@pytest.mark.parametrize(
+    "fault", ["kill", "kill:rank=1", "melt:rank=1,step=2", "kill:rank=1,step=2,who=me"]
+)
+def test_a_fault_that_is_none_is_refused_with_the_form(
+    fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options("--fault", fault, "train.py")
+    assert "KIND:rank=R,step=S" in capsys.readouterr().err
+
+
+def test_a_secret_is_made_where_the_bus_is_ours_and_never_shown() -> None:
+    made = read(parser().parse_args(["run", "train.py"]), None)
+    assert len(bytes.fromhex(made.secret)) == 32
+    assert made.secret not in repr(made)
+
+
+@given(st.text())
+def test_any_host_name_gives_a_machine_name(text: str) -> None:
+    Member(rank=0, worker=as_name(text), machine=as_name(text), addresses=())
+
+
+def test_signals_are_named() -> None:
+    assert code_in_words(-9) == "killed by SIGKILL"
+    assert code_in_words(1) == "exit code 1"
+
+
+# ---- session
+
+
+def own_session(directory: Path, *, job: str = "j", pid: int | None = None) -> session.Session:
+    return session.Session(
+        url="nats://token@127.0.0.1:1",
+        secret=SECRET,
+        job=job,
+        run="r1",
+        pid=pid or os.getpid(),
+        directory=str(directory),
+    )
+
+
+@pytest.fixture
+def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    return tmp_path
+
+
+def test_a_session_file_is_for_its_user_only(runtime_dir: Path) -> None:
+    path = session.write(own_session(runtime_dir / "d"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert json.loads(path.read_text())["secret"] == SECRET
+
+
+def test_a_session_whose_process_is_gone_is_removed_with_its_folder(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = runtime_dir / "left"
+    left.mkdir()
+    path = session.write(own_session(left, pid=2**22))  # above the kernel's largest pid
+    assert session.live() == {}
+    assert not path.exists()
+    assert not left.exists()
+
+
+def test_a_pid_that_another_program_has_now_is_no_session(runtime_dir: Path) -> None:
+    session.write(own_session(runtime_dir / "d", pid=1))
+    assert session.live() == {}
+
+
+# ---- submission
+
+LAYOUT = Layout.parse("dp=2")
+
+
+def submitted(run: str = "r1", digest: str = "d" * 64) -> JobSubmitted:
+    return JobSubmitted(
+        job="j",
+        run=run,
+        layout=LAYOUT,
+        workers_per_machine=2,
+        num_standbys=1,
+        script_digest=digest,
+        host="h1",
+    )
+
+
+def started(machine: str, number: int = 0, run: str = "r1") -> WorkerStarted:
+    worker = f"{machine}-w{number}"
+    return WorkerStarted(
+        job="j", run=run, worker=worker, machine=machine, local_index=number, pid=7
+    )
+
+
+def past(*events: JobSubmitted | JobCompleted | WorkerStarted | WorkerExited) -> Past:
+    return Past(tuple(Recorded(i, 1e9 + i, e) for i, e in enumerate(events, start=1)))
+
+
+def test_the_first_to_submit_wins_and_the_same_program_joins_it() -> None:
+    assert admitted(Past(), submitted("r2"), "m1", 1) is None
+    assert admitted(past(submitted("r1")), submitted("r2"), "m1", 1) == "r1"
+
+
+def test_another_program_is_refused_and_both_digests_are_named() -> None:
+    with pytest.raises(Refused, match=r"d{16}.*e{16}") as refused:
+        admitted(past(submitted()), submitted("r2", "e" * 64), "m1", 1)
+    assert "h1" in str(refused.value)
+
+
+def test_a_job_that_ended_is_refused() -> None:
+    end = JobCompleted(job="j", run="r1", completed_steps=3, state_digest="0")
+    with pytest.raises(Refused, match="use another --job name"):
+        admitted(past(submitted(), end), submitted("r2"), "m1", 1)
+
+
+def test_a_live_job_with_all_its_machines_is_refused_with_host_and_start() -> None:
+    held = past(submitted(), started("m1"))
+    with pytest.raises(Refused, match=r"submitted from h1 at \d{4}-"):
+        admitted(held, submitted("r2"), "m2", 1)
+    assert admitted(held, submitted("r2"), "m2", 2) == "r1"
+
+
+def test_a_machine_whose_agent_died_may_come_back() -> None:
+    assert admitted(past(submitted(), started("m1")), submitted("r2"), "m1", 1) == "r1"
+
+
+def test_a_stream_signed_with_another_secret_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(Refused, match="TRAINMOVER_SECRET"):
+        admitted(Past(num_foreign=3), submitted(), "m1", 1)
+
+
+def test_workers_of_an_earlier_agent_without_an_end_are_lost() -> None:
+    gone = WorkerExited(job="j", run="r1", machine="m1", exits=(Exit(worker="m1-w0", code=0),))
+    records = past(started("m1", 0), started("m1", 1), started("m2", 0), gone).records
+    assert submission.workers_of(records, "m1") == (["m1-w0", "m1-w1"], ["m1-w1"])
+
+
+def test_the_digest_knows_script_arguments_and_layout(tmp_path: Path) -> None:
+    script = tmp_path / "a.py"
+    script.write_text("x = 1\n")
+    plain = submission.digest(Program(script=str(script)), LAYOUT)
+    assert plain != submission.digest(Program(script=str(script), arguments=("1",)), LAYOUT)
+    assert plain != submission.digest(Program(script=str(script)), Layout.parse("dp=3"))
+    script.write_text("x = 2\n")
+    assert plain != submission.digest(Program(script=str(script)), LAYOUT)
+
+
+def test_a_missing_script_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no script"):
+        submission.digest(Program(script=str(tmp_path / "none.py")), LAYOUT)
+    with pytest.raises(FileNotFoundError, match="no module"):
+        submission.digest(Program(script="no.such.module", module=True), LAYOUT)
+
+
+# ---- status
+
+
+def member(rank: int, worker: str) -> Member:
+    return Member(rank=rank, worker=worker, machine="m1", addresses=())
+
+
+def test_the_newest_assignment_says_who_holds_a_rank() -> None:
+    events = (
+        submitted(),
+        *(started("m1", n) for n in range(3)),
+        LayoutAssigned(job="j", run="r1", members=(member(0, "m1-w0"), member(1, "m1-w1"))),
+        WorkerExited(job="j", run="r1", machine="m1", exits=(Exit(worker="m1-w1", code=-9),)),
+        MigrationPlanned(
+            job="j",
+            run="r1",
+            generation=2,
+            incident="g2",
+            kind="crash",
+            replacements=(),
+            members=(member(0, "m1-w0"), member(1, "m1-w2")),
+            reason="",
+        ),
+    )
+    now = view([Recorded(i, 0.0, e) for i, e in enumerate(events, start=1)])
+    assert now.generation == 2
+    assert now.worker_of(1) == "m1-w2"
+    assert "m1-w1" not in now.machines
+    with pytest.raises(ValueError, match="no rank 2"):
+        now.worker_of(2)
+    assert "rank 1    m1-w2 on m1" in "\n".join(in_lines(now))

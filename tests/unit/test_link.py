@@ -1,0 +1,210 @@
+"""One link over a socket pair: generations, half frames, the fence."""
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from trainmover.runtime.fence import Fence, Revoked
+from trainmover.runtime.link import Link, LinkBroken
+from trainmover.runtime.pump import pump
+from trainmover.runtime.wire import Header, Kind, Op, unpack_header
+
+
+@pytest.fixture
+def fence() -> Iterator[Fence]:
+    made = Fence()
+    made.open(5)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def far() -> Iterator[socket.socket]:
+    """The peer's end, driven by hand; `near` is found through it."""
+    near, peer = socket.socketpair()
+    peer.settimeout(2)
+    NEAR[peer] = near
+    yield peer
+    NEAR.pop(peer).close()
+    peer.close()
+
+
+NEAR: dict[socket.socket, socket.socket] = {}
+
+
+def link_to(far: socket.socket, fence: Fence) -> Link:
+    return Link(NEAR[far], 1, "w1", "0-1#0", fence.generation, fence)
+
+
+def frame(generation: int, body: bytes, kind: Kind = Kind.DATA) -> bytes:
+    return Header(len(body), generation, 0, 1, kind, Op.NONE, len(body)).pack() + body
+
+
+def read(link: Link, generation: int) -> bytes | None:
+    header = link.header(generation)
+    if header is None:
+        return None
+    body = bytearray(header.payload)
+    got = link.body(generation, memoryview(body))
+    return bytes(body[:got])
+
+
+def test_a_frame_of_an_older_generation_is_dropped(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    far.sendall(frame(4, b"old" * 20_000) + frame(5, b"new"))
+    assert read(link, 5) == b"new"
+
+
+def test_a_frame_of_a_newer_generation_waits_until_the_link_is_renewed(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    far.sendall(frame(6, b"", Kind.MARKER) + frame(6, b"later"))
+    assert link.header(5) is None
+    assert link.holds_newer
+    fence.revoke(5, "test")
+    link.renew(6, marker=True)
+    assert link.renewed()
+    fence.open(6)
+    assert read(link, 6) == b"later"
+
+
+def test_a_frame_half_received_is_drained_after_the_abort(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    old = frame(5, b"x" * 1000)
+    far.sendall(old[:300])
+    buffer = bytearray(b"." * 1000)
+    assert link.header(5) is not None
+    got = link.body(5, memoryview(buffer))
+    fence.revoke(5, "test")
+    seen = bytes(buffer)
+    far.sendall(old[300:] + frame(6, b"", Kind.MARKER) + frame(6, b"next"))
+    with pytest.raises(Revoked):
+        link.body(5, memoryview(buffer)[got:])
+    link.renew(6, marker=True)
+    assert link.renewed()
+    fence.open(6)
+    assert read(link, 6) == b"next"
+    assert bytes(buffer) == seen
+
+
+def test_a_frame_half_sent_is_completed_with_zeros_before_the_marker(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    body = memoryview(b"y" * 200_000)
+    header = Header(len(body), 5, 0, 1, Kind.DATA, Op.NONE, len(body)).pack()
+    assert not link.push(5, header, body, at_most=len(header))
+    link.flush(5, at_most=1000)
+    fence.revoke(5, "test")
+    link.renew(6, marker=True)
+    received = bytearray()
+    while len(received) < 2 * len(header) + len(body):
+        link.renewed()
+        received += far.recv(1 << 16)
+    sent = bytes(received[len(header) : len(header) + len(body)])
+    assert sent == b"y" * 1000 + bytes(len(body) - 1000)
+    assert unpack_header(received, len(header) + len(body)).kind is Kind.MARKER
+
+
+def test_an_eof_breaks_the_link_and_names_the_peer(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    far.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(LinkBroken, match=r"rank 1 \(w1\) in channel 0-1#0"):
+        link.header(5)
+    with pytest.raises(LinkBroken):
+        link.push(5, b"head", memoryview(b"body"))
+
+
+def test_bytes_that_are_no_frame_break_the_link(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    far.sendall(b"\xff" * 64)
+    with pytest.raises(LinkBroken, match="frame of at most"):
+        link.header(5)
+
+
+def test_revoke_waits_for_the_copy_under_way_and_later_ones_are_refused(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    returned = threading.Event()
+
+    def revoke() -> None:
+        fence.revoke(5, "test")
+        returned.set()
+
+    with link.lock:
+        thread = threading.Thread(target=revoke)
+        thread.start()
+        assert select.select([fence.wake_fd], [], [], 2)[0]
+        assert not returned.is_set()
+    assert returned.wait(2)
+    thread.join()
+    with pytest.raises(Revoked, match="generation 5 has ended"):
+        link.header(5)
+
+
+def test_the_fence_ends_only_the_generation_that_is_named(fence: Fence) -> None:
+    assert not fence.revoke(4, "late")
+    fence.check(5)
+    assert fence.revoke(5, "now")
+    assert not fence.revoke(5, "again")
+    assert fence.cause == "now"
+    with pytest.raises(ValueError, match="above 5, got 5"):
+        fence.open(5)
+    fence.open(6)
+    with pytest.raises(Revoked):
+        fence.check(5)
+    assert not select.select([fence.wake_fd], [], [], 0)[0]
+
+
+def test_the_pump_delivers_whole_messages_and_flushes_the_queue(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    link.queue(Kind.VOTE, 9, b"yes")
+    got: list[tuple[Kind, bytes]] = []
+    far.sendall(
+        frame(4, b"late", Kind.VOTE) + frame(5, b"no", Kind.VOTE) + frame(5, b"", Kind.RESULT)
+    )
+
+    def handle(link: Link, header: Header, payload: bytes) -> None:
+        got.append((header.kind, payload))
+
+    pump([link], handle, lambda: len(got) == 2, 2, fence)
+    assert got == [(Kind.VOTE, b"no"), (Kind.RESULT, b"")]
+    assert far.recv(100).endswith(b"yes")
+
+
+def test_the_pump_names_whom_it_waits_for(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    with pytest.raises(TimeoutError, match=r"rank 1 \(w1\)"):
+        pump([link], lambda *_: None, lambda: False, 0.02, fence)
+
+
+def test_a_revocation_wakes_the_pump(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    timer = threading.Timer(0.02, fence.revoke, (5, "test"))
+    timer.start()
+    with pytest.raises(Revoked):
+        pump([link], lambda *_: None, lambda: False, 5, fence)
+    timer.join()
+
+
+def test_a_forked_child_does_not_hold_the_connection(far: socket.socket, fence: Fence) -> None:
+    link = link_to(far, fence)
+    parent, child = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(parent, 1)  # lives on, as a DataLoader worker does
+        os._exit(0)
+    link.close()
+    assert far.recv(1) == b""
+    os.write(child, b"x")
+    os.waitpid(pid, 0)
+    os.close(parent)
+    os.close(child)

@@ -1,0 +1,72 @@
+"""The random state of a rank comes back exactly and is cheap to read."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trainmover.runtime import rng
+
+
+def draws() -> list[float]:
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        torch.rand(1).item(),
+    ]
+
+
+@pytest.mark.parametrize("normals", [0, 1, 2, 3])
+def test_every_generator_continues_where_it_was(normals: int) -> None:
+    for _ in range(normals):  # each second one is cached inside the generator
+        np.random.randn()
+        random.gauss(0, 1)
+    state = rng.capture()
+    expected = draws()
+    rng.seed_all(5)
+    rng.restore(state)
+    assert draws() == expected
+    rng.restore(rng.from_parts(rng.to_parts(state)))
+    assert draws() == expected
+
+
+def test_a_cached_normal_that_is_used_up_changes_the_state() -> None:
+    np.random.seed(0)
+    np.random.randn()
+    before = rng.to_parts(rng.capture())
+    np.random.randn()
+    assert rng.to_parts(rng.capture())["numpy"] != before["numpy"]
+
+
+def test_only_the_generator_that_was_used_changes_its_part() -> None:
+    before = rng.to_parts(rng.capture())
+    torch.rand(1)
+    after = rng.to_parts(rng.capture())
+    assert {name for name in after if after[name] != before[name]} == {"cpu"}
+
+
+def test_a_stream_continues_by_itself_and_leaves_the_rank_alone() -> None:
+    state = rng.capture()
+    stream = rng.Stream(7)
+    with stream:
+        first = draws()
+    with stream:
+        second = draws()
+    assert rng.to_parts(rng.capture()) == rng.to_parts(state)
+    with rng.Stream(7):
+        assert draws() + draws() == first + second
+
+
+def test_seeds_depend_on_every_part_of_their_key() -> None:
+    seeds = {rng.seed_from(s, e, k) for s in range(3) for e in range(3) for k in ("order", 0, 1)}
+    assert len(seeds) == 27
+
+
+def test_parts_that_are_missing_or_damaged_are_value_errors() -> None:
+    parts = rng.to_parts(rng.capture())
+    for damaged in ({}, {**parts, "python": b"x"}, {**parts, "numpy": b""}):
+        with pytest.raises(ValueError, match="random state"):
+            rng.from_parts(damaged)
