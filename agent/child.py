@@ -41,7 +41,8 @@ def become(program: Program, variables: Mapping[str, str], pipes: Pipes) -> None
     except SystemExit:
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _user_part(error.__traceback__))
+        error = error.with_traceback(_user_part(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(1) from None
 
 

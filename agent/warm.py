@@ -30,6 +30,8 @@ from trainmover.bus.lifeline import die_with
 
 RUNTIME = "trainmover.runtime.run"
 """`import trainmover` is lazy: a script that names it will need this, and torch with it."""
+LAZY = "torch._dynamo"
+"""What torch imports in an optimizer's constructor: 800 modules, seconds in every worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def _kill_group(pid: int) -> None:
 
 def main(argv: list[str]) -> None:
     """`warm <channel fd> <Program as JSON>`; started by an agent only."""
+    gc.disable()  # until a worker runs: imports are faster, and shared pages stay shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides what Ctrl-C means
     pristine = dict(os.environ)
     channel = socket.socket(fileno=int(argv[0]))
@@ -141,14 +144,16 @@ def main(argv: list[str]) -> None:
     names = top_level(source, package)
     ahead = (RUNTIME, *names) if "trainmover" in names else names
     threads_from = import_ahead(ahead, num_threads)
-    gc.collect()
-    gc.freeze()  # the collector of a child must not touch, and so copy, the pages shared here
+    if "torch" in sys.modules and not threads_from:
+        threads_from = import_ahead((LAZY,), num_threads)
+    gc.freeze()  # a child's collector must not touch, and so copy, what is here already
     die_with(os.getppid(), 0)  # no longer: from here the agent's end is the channel's end
     ready = Ready(threads_from=threads_from, warm_s=time.monotonic() - began_s)
     channel.send(ready.model_dump_json().encode())
     birth = Server(channel).serve()
     if birth is None:
-        return
+        os._exit(0)  # the agent waits, and nothing here needs an orderly end
+    gc.enable()
     if threads_from:
         exec_python(program, {**pristine, **birth.order.variables}, birth.pipes)
     become(program, birth.order.variables, birth.pipes)

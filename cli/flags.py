@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from trainmover.runtime.faults import Fault
+from trainmover.schemas.fault import Fault
 from trainmover.schemas.names import NAME_PATTERN
 
 PREFIX = "TRAINMOVER_"
@@ -121,7 +121,9 @@ def port_range(text: str) -> str:
 
 
 def fault(text: str) -> str:
-    """`kill:rank=1,step=20`, checked here and read again where it fires."""
+    """`kill:rank=1,step=20`, checked here and read again where it fires; `@FILE` is read there."""
+    if text.startswith("@"):
+        return text
     try:
         Fault.parse(text)
     except ValueError as error:

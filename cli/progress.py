@@ -49,7 +49,7 @@ class Progress:
         self._beats: dict[str, tuple[Beat, ...]] = {}
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._committed = 0
-        self._told_at = float("-inf")
+        self._told_at, self._told_step = float("-inf"), 0
         self._changed = asyncio.Event()
         self.records: list[Recorded] = []
         self._normal_steps: dict[str, float] = {}
@@ -96,8 +96,8 @@ class Progress:
         now_s = time.monotonic()
         if self._console.live:
             self._console.status(self._status(first, training, beats))
-        elif now_s - self._told_at >= LINE_EVERY_S and first.committed > 0:
-            self._told_at = now_s
+        elif now_s - self._told_at >= LINE_EVERY_S and first.committed > self._told_step:
+            self._told_at, self._told_step = now_s, first.committed
             self._console.say(f"step {first.committed}{_numbers(first)}")
 
     def _status(self, first: Beat, training: list[Beat], beats: list[Beat]) -> str:

@@ -33,7 +33,7 @@ from trainmover.schemas.events import (
     WorkerExited,
 )
 
-CONNECT_S = 10.0
+CONNECT_S = 5.0
 SETTLE_S = 1.0
 """How long the end of the job waits for its last incident to be closed."""
 USER_CODE, USAGE, UNREACHABLE = 1, 2, 6

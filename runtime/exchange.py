@@ -177,11 +177,11 @@ def transfer(
     Revoked, LinkBroken, CollectiveMismatch, or TimeoutError naming the peers.
     """
     while True:
-        progressed = into.advance() if into else False
-        if out:
-            if forward and into:
-                out.limit = into.complete
-            progressed |= out.advance()
+        # sending comes first: after a mismatch the peer must get a header to find it too
+        if out and into and forward:
+            out.limit = into.complete
+        progressed = out.advance() if out else False
+        progressed |= into.advance() if into else False
         if (not out or out.done) and (not into or into.done):
             return
         if not progressed:

@@ -1,4 +1,4 @@
-"""Faults as data: `kill:rank=1,step=5,at=backward` stops this process at exactly that point.
+"""Stops this process at exactly the point of a step that a fault names.
 
 A worker that joined at step T does not fire the faults of step T: it is what came after them.
 """
@@ -6,82 +6,49 @@ A worker that joined at step T does not fire the faults of step T: it is what ca
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 
-POINTS = (
-    "forward",
-    "backward",
-    "frame",
-    "extras",
-    "vote",
-    "result",
-    "optimizer",
-    "commit",
-    "between",
-    "end",
-)
-"""In the order of a step. `frame`: inside a frame of an all_reduce; `extras`: extras sent, not yet
-voted; `vote`: voted, no result yet; `result`: the result is known here alone; `optimizer`: half of
-the parameters are stepped; `commit`: before the block's end; `between`: after it; `end`: in the
-code after the loop."""
-KINDS = ("kill", "stop", "cut")
+from trainmover.schemas.fault import Fault
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    kind: str
-    rank: int
-    step: int
-    at: str = "forward"
-    bytes: int = 1000
-    """For `frame`: after how many bytes of it."""
-
-    @classmethod
-    def parse(cls, text: str) -> "Fault":
-        """Raises ValueError that shows the form and the known kinds and points."""
-        kind, _, rest = text.partition(":")
-        fields = dict(part.partition("=")[::2] for part in rest.split(",") if part)
-        try:
-            known = {"rank", "step", "at", "bytes"}
-            if (
-                kind not in KINDS
-                or set(fields) - known
-                or fields.get("at", "forward") not in POINTS
-            ):
-                raise ValueError
-            return cls(
-                kind=kind,
-                rank=int(fields["rank"]),
-                step=int(fields["step"]),
-                at=fields.get("at", "forward"),
-                bytes=int(fields.get("bytes", "1000")),
-            )
-        except (KeyError, ValueError):
-            raise ValueError(
-                f"a fault is KIND:rank=R,step=S[,at=POINT] with KIND of {', '.join(KINDS)} and "
-                f"POINT of {', '.join(POINTS)}; got {text!r}"
-            ) from None
+def parse_all(text: str) -> list[Fault]:
+    """`;`-separated faults, or `@FILE` with one a line (none while there is no such file)."""
+    if text.startswith("@"):
+        path = Path(text[1:])
+        text = ";".join(path.read_text().split()) if path.exists() else ""
+    return [Fault.parse(part) for part in text.split(";") if part]
 
 
 class Faults:
     """The faults meant for this worker; `arm` opens a step, `hit` fires at a point of it."""
 
     def __init__(
-        self, text: str, announce: Callable[[Fault], None], cut: Callable[[], None]
+        self,
+        text: str,
+        worker: str,
+        announce: Callable[[Fault], None],
+        cut: Callable[[], None],
     ) -> None:
-        self._faults = [Fault.parse(part) for part in text.split(";") if part]
+        self._text, self._worker = text, worker
         self._announce, self._cut = announce, cut
+        self._fired: set[Fault] = set()
         self._armed: dict[str, Fault] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._faults)
+        return bool(self._text)
 
     def arm(self, rank: int, step: int, joined_at: int | None) -> None:
+        """A file of faults is read again at each step, so that a drill can go on and on."""
         self._armed = {
             fault.at: fault
-            for fault in self._faults
-            if fault.rank == rank and fault.step == step and joined_at != step
+            for fault in parse_all(self._text)
+            if fault not in self._fired and self._meant(fault, rank, step, joined_at)
         }
+
+    def _meant(self, fault: Fault, rank: int, step: int, joined_at: int | None) -> bool:
+        if fault.worker is not None:
+            return fault.worker == self._worker and fault.step in (None, step)
+        return fault.rank == rank and fault.step == step and joined_at != step
 
     def armed(self, at: str) -> Fault | None:
         return self._armed.get(at)
@@ -90,7 +57,7 @@ class Faults:
         fault = self._armed.pop(at, None)
         if fault is None:
             return
-        self._faults.remove(fault)
+        self._fired.add(fault)
         self._announce(fault)
         match fault.kind:
             case "kill":

@@ -12,11 +12,12 @@ from contextlib import suppress
 
 import structlog
 
+from trainmover.runtime import rng
 from trainmover.runtime.admission import Admission, Issued, Mode
 from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
 from trainmover.runtime.block import Step
 from trainmover.runtime.engine import Wiring
-from trainmover.runtime.faults import Fault, Faults
+from trainmover.runtime.faults import Faults
 from trainmover.runtime.gate import Gate
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.links import Links
@@ -36,6 +37,7 @@ from trainmover.schemas.events import (
     StandbyWarmed,
     StepAborted,
 )
+from trainmover.schemas.fault import Fault
 from trainmover.schemas.local import Beat
 
 log = structlog.get_logger()
@@ -61,7 +63,7 @@ class Performance:
         self.gate = Gate()
         self.vote = Vote(seat, links.control, links.control_fence, role.rank, role.placement)
         self.recovery = Recovery(seat, links, self.tracked, self.vote, blocks=0)
-        self.faults = Faults(env.faults, self._announce, links.cut_one)
+        self.faults = Faults(env.faults, env.worker, self._announce, links.cut_one)
         self.steplog = StepLog(env.step_digests, role.rank, env.worker)
         self.joined_at: int | None = None
         self.reported: dict[str, float] = {}
@@ -75,6 +77,7 @@ class Performance:
         self.after_hooks: list[tuple[Step, Callable[[], None]]] = []
         self._last_commit = self.started
         self._last_s = 0.0
+        self._armed_step = 0
         self._late_named: set[str] = set()
         self._aborts: set[tuple[int, int]] = set()
         wiring = Wiring(
@@ -90,6 +93,8 @@ class Performance:
             WORLD_SIZE=str(role.layout.world_size),
             LOCAL_RANK=str(env.local_index),
         )
+        # A script that seeds nothing is reproducible too, and differs between ranks.
+        rng.seed_all(rng.seed_from("train", role.rank))
         self.factory = init_torch_distributed(wiring, role.rank, role.layout.world_size)
 
     def close(self) -> None:
@@ -275,6 +280,7 @@ class Performance:
 
     def arm(self, step: int) -> None:
         if self.faults:
+            self._armed_step = step
             self.faults.arm(self.role.rank, step, self.joined_at)
             self.before_update = arm_points(self.faults, self.tracked)
 
@@ -318,5 +324,7 @@ class Performance:
         )
 
     def _announce(self, fault: Fault) -> None:
-        self._say(FaultInjected, kind=fault.kind, rank=fault.rank, step=fault.step, at=fault.at)
+        self._say(
+            FaultInjected, kind=fault.kind, rank=self.role.rank, step=self._armed_step, at=fault.at
+        )
         self.reporter.flush(deadline_s=2)

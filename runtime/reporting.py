@@ -19,7 +19,9 @@ log = structlog.get_logger()
 
 MAX_FACTS = 1024
 """Durable facts that may wait for the bus; a worker makes a handful per incident."""
-MAX_LINE_BYTES = 64 * 1024
+RETRY_S = 0.2
+TRIES_UNTIL_SAID = 10
+"""At the end of a job the agent may close first; a real outage is said after two seconds."""
 
 
 class Reporter:
@@ -87,13 +89,17 @@ class Reporter:
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
+        failures = 0
         while not self._closed:
             try:
                 self._talk()
+                failures = 0
             except OSError as error:
-                log.warning("agent.unreachable", path=self._path, error=str(error))
-                with self._cond:
-                    self._cond.wait_for(lambda: self._closed, timeout=0.2)
+                failures += 1
+                if failures == TRIES_UNTIL_SAID:
+                    log.warning("agent.unreachable", path=self._path, error=str(error))
+            with self._cond:
+                self._cond.wait_for(lambda: self._closed, timeout=RETRY_S)
 
     def _talk(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

@@ -138,7 +138,7 @@ class Answer(BaseModel):
     dirty: bool = False
     done: bool = False
     """Its loop is over: it has committed every step."""
-    extras: dict[int, tuple[int, ...]] = {}
+    extras: dict[int, tuple[int, ...]] = Field(default_factory=dict)
     """Rank -> versions of that rank's extras kept here."""
     donor: Name | None = None
     donor_digest: str = ""

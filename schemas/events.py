@@ -144,7 +144,7 @@ class WorkerRegistered(Event):
     machine: Name
     local_index: NonNegativeInt
     addresses: tuple[str, ...]
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
 
     def key(self) -> str:
         return self.worker
@@ -345,7 +345,7 @@ class MigrationSwitched(Event):
     incident: Name
     target: NonNegativeInt
     restored: tuple[Restored, ...] = ()
-    links: dict[str, tuple[int, int, int]] = {}
+    links: dict[str, tuple[int, int, int]] = Field(default_factory=dict)
     """Rank -> links opened, closed, kept."""
 
     def key(self) -> str:

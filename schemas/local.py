@@ -43,7 +43,7 @@ class Beat(_Line):
     committed: NonNegativeInt = 0
     step_s: Annotated[float, Field(ge=0)] = 0.0
     """Duration of the last committed step, seconds."""
-    numbers: dict[str, float] = {}
+    numbers: dict[str, float] = Field(default_factory=dict)
     """What `step.report` got, averaged over the ranks in the vote."""
 
 

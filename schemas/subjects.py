@@ -11,7 +11,7 @@ def stream(job: str) -> str:
 
 
 def stored(job: str) -> list[str]:
-    """Subjects that the job's stream captures: events of every version, no telemetry, no commands."""
+    """Subjects of the job's stream: events of every version, no telemetry, no commands."""
     return [f"trainmover.{job}.{noun}.*.*" for noun in NOUNS]
 
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -45,6 +47,13 @@ if os.fork() == 0:
 signal.pause()
 """
 
+PRINT = """
+import signal, sys
+print(__name__, sys.argv[1:])
+print("bad", file=sys.stderr)
+signal.pause()
+"""
+
 SPEAK = """
 import json, os, signal, socket, sys
 e = os.environ
@@ -55,8 +64,8 @@ lines = agent.makefile("rw")
 def say(**line):
     lines.write(json.dumps(line) + "\\n"); lines.flush()
 def fact(id, type, **event):
-    payload = json.dumps(dict(job=e["TRAINMOVER_JOB"], run=e["TRAINMOVER_RUN"], worker=worker, **event))
-    say(kind="fact", id=id, type=type, payload=payload, time=1.0)
+    event.update(job=e["TRAINMOVER_JOB"], run=e["TRAINMOVER_RUN"], worker=worker)
+    say(kind="fact", id=id, type=type, payload=json.dumps(event), time=1.0)
 say(kind="hello", worker=worker)
 register = dict(machine=e["TRAINMOVER_MACHINE"], local_index=0, addresses=[])
 for _ in range(2):  # repeated until acknowledged
@@ -134,11 +143,14 @@ class Site:
                     return recorded.event
         raise AssertionError("a stream does not end")
 
+    async def started(self, worker: str) -> WorkerStarted:
+        return await self.first(WorkerStarted, lambda event: event.worker == worker)
+
 
 @asynccontextmanager
 async def running(script: Path, text: str, size: int = 1) -> AsyncIterator[Site]:
     """An agent that runs `text`; stopped, with its workers, at the end of the block."""
-    script.write_text(text)
+    write(script, text)
     site = Site(script, script.parent, size)
     task = asyncio.create_task(site.agent.run())
     try:
@@ -151,6 +163,10 @@ async def running(script: Path, text: str, size: int = 1) -> AsyncIterator[Site]
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 def lives(pid: int) -> bool:
@@ -168,24 +184,20 @@ async def test_a_killed_worker_is_reported_and_a_fresh_one_takes_its_place(scrip
         os.kill(started.pid, signal.SIGKILL)
         exited = await site.first(WorkerExited)
         assert [(e.worker, e.code) for e in exited.exits] == [("m-w0", -signal.SIGKILL)]
-        fresh = await site.first(WorkerStarted, lambda e: e.worker == "m-w1")
+        fresh = await site.started("m-w1")
         assert fresh.local_index == started.local_index
 
 
 async def test_workers_that_die_together_are_one_event(script: Path) -> None:
     async with running(script, WAIT, size=2) as site:
-        pids = [
-            (await site.first(WorkerStarted, lambda e, n=n: e.worker == f"m-w{n}")).pid
-            for n in (0, 1)
-        ]  # type: ignore[misc]
+        pids = [(await site.started(worker)).pid for worker in ("m-w0", "m-w1")]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         assert len((await site.first(WorkerExited)).exits) == 2
 
 
 async def test_output_is_shown_with_its_worker_and_kept_raw(script: Path) -> None:
-    text = "import sys, signal\nprint(__name__, sys.argv[1:])\nprint('bad', file=sys.stderr)\nsignal.pause()"
-    async with running(script, text) as site:
+    async with running(script, PRINT) as site:
         await site.shown.until("[w0] __main__ ['--lr', '1']")
         await site.shown.until("[w0] bad")
         raw = (script.parent / "logs" / "m-w0.log").read_text()
@@ -209,7 +221,7 @@ async def test_the_exception_that_ended_a_worker_is_in_its_exit(script: Path) ->
 
 
 async def test_an_uncaught_exception_shows_the_frames_of_the_script_only(script: Path) -> None:
-    script.write_text("def f():\n    raise ValueError('boom')\nf()\n")
+    write(script, "def f():\n    raise ValueError('boom')\nf()\n")
     site = Site(script, script.parent, 1)
     with pytest.raises(WorkersKeepFailing, match=r"trainmover\.run"):
         await asyncio.wait_for(site.agent.run(), DEADLINE_S)
@@ -223,13 +235,13 @@ async def test_an_uncaught_exception_shows_the_frames_of_the_script_only(script:
 async def test_an_import_that_leaves_a_thread_makes_workers_spawn(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (script.parent / "threading_import.py").write_text(
+    write(
+        script.parent / "threading_import.py",
         "import threading, time\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
     )
-    text = "import threading_import, signal, sys\nprint('spawned', sys.argv[1:], flush=True)\nsignal.pause()"
-    async with running(script, text) as site:
-        await site.shown.until("[w0] spawned ['--lr', '1']")
+    async with running(script, "import threading_import\n" + PRINT) as site:
+        await site.shown.until("[w0] __main__ ['--lr', '1']")
     assert "threading_import" in capsys.readouterr().out
 
 
@@ -266,7 +278,7 @@ async def test_a_completed_job_leaves_no_worker_and_starts_none(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_module, "RETIRE_WITHIN_S", 0.2)
-    script.write_text(WAIT)
+    write(script, WAIT)
     site = Site(script, script.parent, 1)
     task = asyncio.create_task(site.agent.run())
     pid = (await site.first(WorkerStarted)).pid
@@ -323,18 +335,20 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"{text!r} never came; stderr:\n{process.stderr.read()}")
 
 
-async def no_carriers(name: str) -> None:
-    """An orphan is what carries the job 5 s after its end."""
-    async with asyncio.timeout(5.0):
-        while carriers(name):
-            await asyncio.sleep(0.05)
+def ends_within(pids: set[int], seconds: float) -> bool:
+    """Whether all of them end; waits for each."""
+    until = time.monotonic() + seconds
+    fds = [os.pidfd_open(pid) for pid in pids]
+    try:
+        return all(select.select([fd], [], [], max(0, until - time.monotonic()))[0] for fd in fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_a_signal_ends_everything_in_order(
-    script: Path, number: signal.Signals, code: int
-) -> None:
-    script.write_text(WAIT)
+def test_a_signal_ends_everything_in_order(script: Path, number: signal.Signals, code: int) -> None:
+    write(script, WAIT)
     with job(script) as (name, process):
         wait_for_line(process, "waiting")
         assert carriers(name)
@@ -346,18 +360,19 @@ async def test_a_signal_ends_everything_in_order(
 
 
 @pytest.mark.concurrent
-async def test_a_killed_run_leaves_no_process(script: Path) -> None:
+def test_a_killed_run_leaves_no_process(script: Path) -> None:
     script.write_text(WAIT)
     with job(script) as (name, process):
         wait_for_line(process, "waiting")
-        assert len(carriers(name)) >= 6  # services, warm process, worker, its child
+        pids = carriers(name)
+        assert len(pids) >= 6  # services, warm process, worker, its child
         process.kill()
-        process.wait()
-        await no_carriers(name)
+        assert ends_within(pids, 5.0)
+        assert not carriers(name)
 
 
 def test_a_script_that_never_registers_ends_the_run_and_the_report_says_so(script: Path) -> None:
-    script.write_text("print('hello')\n")
+    write(script, "print('hello')\n")
     report = script.parent / "report.json"
     with job(script, "--standbys", "0", "--report", str(report)) as (_, process):
         output, errors = process.communicate(timeout=DEADLINE_S)
@@ -371,7 +386,7 @@ def test_a_missing_script_and_a_wrong_layout_are_wrong_usage(script: Path) -> No
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert str(script) in errors
-    script.write_text("")
+    write(script, "")
     with job(script, "--layout", "dp=3") as (_, process):
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
@@ -379,7 +394,7 @@ def test_a_missing_script_and_a_wrong_layout_are_wrong_usage(script: Path) -> No
 
 
 def test_an_unreachable_bus_is_exit_code_6(script: Path) -> None:
-    script.write_text("")
+    write(script, "")
     with job(script, "--bus", "nats://127.0.0.1:1") as (_, process):
         _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 6

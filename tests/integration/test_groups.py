@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # optimizers import it; once here instead of in every child
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -100,7 +101,7 @@ class Cluster:
         self.processes: dict[str, Any] = {}
 
     def start(self, worker: str, rank: int, body: Body) -> None:
-        """Fork `worker`; it sends its addresses, gets the word to go, and sends what body returns."""
+        """Fork `worker`: it sends its addresses, waits for the plan, sends what body returns."""
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         process = context.Process(target=self._child, args=(worker, rank, body, theirs))
@@ -176,10 +177,10 @@ def every_collective(node: Node, _: Pipe) -> int:
     work.wait()
     assert work.get_future().wait()[0].eq(size - 1).all()
     whole = torch.empty(size * 2)
-    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    dist.all_gather_single(whole, torch.full((2,), float(rank)))
     assert whole.tolist() == [float(r) for r in range(size) for _ in range(2)]
     part = torch.empty(2)
-    dist.reduce_scatter_tensor(part, torch.arange(size * 2.0), op=dist.ReduceOp.AVG)
+    dist.reduce_scatter_single(part, torch.arange(size * 2.0), op=dist.ReduceOp.AVG)
     assert part.tolist() == [rank * 2.0, rank * 2.0 + 1]
     root = torch.full((3,), float(rank))
     dist.reduce(root, dst=1)
@@ -331,7 +332,7 @@ def ddp_with_an_abort(node: Node, pipe: Pipe) -> Tensor:
     ddp = DistributedDataParallel(model(), bucket_cap_mb=0.002)
     train(ddp, range(3), node.rank)
     before = [p.detach().clone() for p in ddp.parameters()]
-    hook = ddp.module[3].weight.register_hook(  # type: ignore[index, union-attr]
+    hook = ddp.module[3].weight.register_hook(
         lambda grad: (node.fence.revoke(1, "in the backward"), grad)[1]
     )
     ddp(sample(5, 80).view(8, 10)).mean().backward()
@@ -434,8 +435,9 @@ def test_a_link_broken_between_stayers_is_dialed_anew_by_the_switch(tmp_path: Pa
 def switch_without_a_joiner(node: Node, pipe: Pipe) -> object:
     node.fence.revoke(1, "w1 was lost")
     pipe.send("revoked")
+    assignment, addresses, joiners = pipe.recv()
     try:
-        node.mesh.switch(2, node.rank, *pipe.recv(), 0.3)
+        node.mesh.switch(2, node.rank, assignment, addresses, joiners, deadline_s=0.3)
     except (TimeoutError, ConnectionError) as error:
         return str(error)
     return "switched"

@@ -81,6 +81,18 @@ async def test_followers_lose_and_repeat_nothing_when_the_server_is_killed_and_r
     assert reader.up_since > up_since
 
 
+async def test_a_follower_loses_and_repeats_nothing_when_only_its_own_connection_breaks(
+    connected: Connect,
+) -> None:
+    publisher, reader = await connected(), await connected()
+    following = asyncio.ensure_future(first(reader.follow(0), 600))
+    for burst in range(6):
+        publishing = [publisher.publish(FAILED, b"", {MSG_ID: f"{burst}/{n}"}) for n in range(100)]
+        breaking = reader._client.force_reconnect()
+        await asyncio.gather(*publishing, breaking)
+    assert [m.seq for m in await following] == list(range(1, 601))
+
+
 async def test_a_publisher_waits_for_a_server_that_is_away(
     server: EmbeddedServer, connected: Connect
 ) -> None:

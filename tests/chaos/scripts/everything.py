@@ -1,12 +1,14 @@
 """What can go wrong all at once: BatchNorm, dropout, AdamW, a schedule, a GradScaler, a shuffled
 loader (optionally with workers and random augmentation), four micro-batches, a late closing save.
 
-Each committed step appends the samples it used to `<ledger>/rank<r>.jsonl`.
+Each committed step appends the samples it used to `<folder>/ledger/rank<r>.jsonl`. Before a step
+rank 0 waits until `<folder>/pace` allows it, so that a test can say when faults come.
 """
 
 import argparse
 import json
 import random
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import trainmover
+from trainmover.runtime.block import Step
 
 SAMPLES, WIDTH = 640, 24
 
@@ -36,7 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--loader-workers", type=int, default=0)
-    parser.add_argument("--ledger", default="")
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--break-it", default="", help="a fault in the training itself")
     return parser.parse_args()
 
@@ -62,6 +65,7 @@ def train(ctx: trainmover.Context) -> None:
     random.seed(200 + ctx.rank)
 
     for step in ctx.steps(args.steps, closing=True):
+        wait_for_pace(ctx, step, args.folder / "pace")
         with step:
             if step.closing:
                 continue
@@ -80,13 +84,19 @@ def train(ctx: trainmover.Context) -> None:
             scheduler.step()
             optimizer.zero_grad()
             step.report(loss=loss, tokens=5 * args.micro_batches)
-            ctx.after(step, lambda n=step.number, s=used: note(args.ledger, ctx.rank, n, s))
+            ctx.after(step, lambda n=step.number, s=used: note(args.folder, ctx.rank, n, s))
 
 
-def note(ledger: str, rank: int, step: int, samples: list[int]) -> None:
-    if ledger:
-        with (Path(ledger) / f"rank{rank}.jsonl").open("a") as out:
-            out.write(json.dumps({"step": step, "samples": samples}) + "\n")
+def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
+    with (folder / "ledger" / f"rank{rank}.jsonl").open("a") as out:
+        out.write(json.dumps({"step": step, "samples": samples}) + "\n")
+
+
+def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
+    while ctx.rank == 0 and not step.shadow and pace.exists():
+        if step.number < int(pace.read_text()):
+            return
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

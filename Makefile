@@ -1,0 +1,32 @@
+# Each target sets up what it needs on a machine with nothing but python3 and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-full check unit clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[runtime,local,dev]' --constraint constraints.txt
+	touch $@
+
+demo: $(STAMP)  ## a job undisturbed, then with a rank killed: the same bits
+	$(BIN)/python examples/demo.py
+
+check: $(STAMP)  ## formatting, lint, types, who imports whom, unit tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests/unit -q
+
+test: check  ## everything but the full matrices; under 12 minutes on two cores
+	$(PYTEST) tests/integration tests/chaos -q -m 'not full and not gpu'
+
+test-full: check  ## with the full matrices; up to 75 minutes on two cores
+	$(PYTEST) tests/integration tests/chaos -q -m 'not gpu'
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
