@@ -87,8 +87,7 @@ class Agent:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 background = [
-                    tasks.create_task(work)
-                    for work in (self._hear(), self._follow(), self._tell(), self._outbox.run())
+                    tasks.create_task(work) for work in (self._hear(), self._follow(), self._tell())
                 ]
                 self._fill()
                 await self._over.wait()
@@ -99,6 +98,7 @@ class Agent:
             await self._workers.close()
             server.close()
             await self._speech.hush()
+            await self._outbox.close()
         if self._failure:
             raise WorkersKeepFailing(self._failure)
         return self._end
@@ -127,7 +127,7 @@ class Agent:
     ) -> None:
         if isinstance(event, WorkerRegistered) and worker in self._roster.places:
             self._roster = self._roster.registered(worker)
-        await self._outbox.put(event, time_s, stored)
+        await self._outbox.put(worker, event, time_s, stored)
 
     def on_beat(self, beat: Beat) -> None:
         before = self._beats.get(beat.worker)
@@ -218,7 +218,7 @@ class Agent:
             local_index=place.local_index,
             pid=pid,
         )
-        await self._outbox.put(event, time.time())
+        await self._outbox.put(worker, event, time.time())
 
     def _exited(self, worker: str, code: int) -> None:
         self._roster = self._roster.exited(worker, time.monotonic())
@@ -240,7 +240,8 @@ class Agent:
                 exit.model_copy(update={"error": self._errors.get(exit.worker)}) for exit in exits
             ),
         )
-        await self._outbox.put(event, time_s)
+        await self._outbox.drained(exit.worker for exit in exits)  # the end comes last
+        await self._outbox.put(self._settings.machine, event, time_s)
         self._fill()
 
     # ---- the stream
@@ -293,7 +294,7 @@ class Agent:
             await self._gone_within(TERMINATE_WITHIN_S)
         ends = [output.ended() for output in self._outputs.values()]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*ends, self._outbox.drained()), 1.0)
+            await asyncio.wait_for(asyncio.gather(*ends, self._outbox.all_drained()), 1.0)
 
     async def _gone_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -7,7 +7,7 @@ import random
 import runpy
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
@@ -42,7 +42,7 @@ def become(program: Program, variables: Mapping[str, str], pipes: Pipes) -> None
         raise
     except BaseException as error:
         error = error.with_traceback(_user_part(error.__traceback__))
-        sys.excepthook(type(error), error, error.__traceback__)
+        _hook()(type(error), error, error.__traceback__)
         raise SystemExit(1) from None
 
 
@@ -75,6 +75,12 @@ def _seed_from_os() -> None:
         importlib.import_module("numpy").random.seed()
     if "torch" in sys.modules:
         importlib.import_module("torch").seed()
+
+
+def _hook() -> Callable[[type[BaseException], BaseException, TracebackType | None], object]:
+    """The script's own excepthook, but not torch's, which writes the rank before each line too."""
+    of_torch = sys.excepthook.__module__.partition(".")[0] == "torch"
+    return sys.__excepthook__ if of_torch else sys.excepthook
 
 
 def _user_part(traceback: TracebackType | None) -> TracebackType | None:

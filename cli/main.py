@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.module:
+        sys.path.insert(0, os.getcwd())  # as `python -m` finds it
     return run.run(options.read(args, os.environ.get("TRAINMOVER_SECRET")))
 
 

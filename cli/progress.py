@@ -51,6 +51,7 @@ class Progress:
         self._committed = 0
         self._told_at, self._told_step = float("-inf"), 0
         self._changed = asyncio.Event()
+        self._hushed = False
         self.records: list[Recorded] = []
         self._normal_steps: dict[str, float] = {}
 
@@ -63,6 +64,10 @@ class Progress:
         async for recorded in bus.follow():
             self.see(recorded)
             self._changed.set()
+
+    def hush(self) -> None:
+        """Say nothing more: what comes now is the end that a person asked for."""
+        self._hushed = True
 
     async def settled(self, seconds: float) -> None:
         """Blocks until the job's end is seen and no incident is open, at most `seconds`."""
@@ -77,6 +82,8 @@ class Progress:
         event = recorded.event
         if isinstance(event, MigrationPlanned) and self._steps_s:
             self._normal_steps.setdefault(event.incident, median(self._steps_s))
+        if self._hushed:
+            return
         if isinstance(event, TOLD):
             self._console.say(f"{event.TYPE}: {in_words(event)}")
         if isinstance(event, MigrationCompleted):
@@ -87,7 +94,7 @@ class Progress:
         self._beats[telemetry.machine] = telemetry.workers
         beats = [beat for beats in self._beats.values() for beat in beats]
         training = [b for b in beats if b.rank is not None and b.phase not in NOT_TRAINING]
-        if not training:
+        if self._hushed or not training:
             return
         first = max(training, key=lambda beat: beat.committed)
         if first.committed > self._committed:

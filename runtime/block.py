@@ -1,9 +1,10 @@
 """`with step:` -- one optimizer update with all its micro-batches, done once or undone whole."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 import structlog
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from trainmover.runtime import commit
@@ -47,13 +48,13 @@ class Step:
         if not self.shadow:
             self._run.stop_wanted = True
 
-    def report(self, **numbers: float) -> None:
+    def report(self, **numbers: SupportsFloat) -> None:
         """Progress and metrics, averaged over the ranks in the next vote; no collective.
 
         Takes floats and one-element tensors (`loss=loss`). Ignored in a block that is undone.
         """
         if not self.shadow:
-            self._run.reported.update({k: float(v) for k, v in numbers.items()})
+            self._run.reported.update({k: _number(v) for k, v in numbers.items()})
 
     def ready(self, optimizer: Optimizer | None = None) -> None:
         """Vote now: for engines with an optimizer of their own. Called by the gate otherwise.
@@ -197,7 +198,6 @@ class Step:
         if self.stopping:
             run.loop.end_after(self.number)
         last = self.number + 1 >= run.loop.blocks
-        run.recovery.blocks = run.loop.blocks
         run.seat.move(lambda p: commit.applied(p, poisoned=poisoned, last=last))
         self.committed = True
         run.committed(self, poisoned=poisoned)
@@ -208,6 +208,10 @@ class Step:
         run.tracked.undo()
         cause = error.cause if isinstance(error, StepAborted) else repr(error)
         run.aborted(self.number, cause)
+
+
+def _number(value: SupportsFloat) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _decision(run: "Performance") -> int | None:

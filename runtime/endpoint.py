@@ -15,7 +15,8 @@ from trainmover.runtime.link import close_in_children
 
 _HANDSHAKE_S = 5.0
 _HANDSHAKES = 64  # at the same time; more are turned away, so that strangers cost us little
-_PENDING = 4096  # authenticated connections that nobody has asked for yet
+_PENDING = 4096  # authenticated connections that nobody has asked for yet; the oldest go first
+_UNIX_BUFFER_BYTES = 1024 * 1024  # the default takes no whole frame: a third more CPU at 16 MiB
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without its end
 
 _Key = tuple[str, str, int]
@@ -132,10 +133,11 @@ class Endpoint:
         with self._arrived:
             return self._pending.pop((channel, peer, generation), None)
 
-    def withdraw(self, generation: int) -> list[Connection]:
-        """Remove and return the connections of generations before `generation`."""
+    def withdraw(self, generation: int, mine: Callable[[str], bool]) -> list[Connection]:
+        """Remove and return the connections of generations before `generation`, for the channels
+        that are `mine`."""
         with self._arrived:
-            old = [key for key in self._pending if key[2] < generation]
+            old = [key for key in self._pending if key[2] < generation and mine(key[0])]
             return [self._pending.pop(key) for key in old]
 
     def serve(self, channel: str, handler: Callable[[Connection], None]) -> None:
@@ -189,15 +191,18 @@ class Endpoint:
             return
         key = (connection.channel, connection.peer, connection.generation)
         with self._arrived:
-            replaced = self._pending.pop(key, None)
-            full = self._closed or len(self._pending) >= _PENDING
-            if not full:
+            unwanted = [self._pending.pop(key, None)]
+            if self._closed:
+                unwanted.append(connection)
+            else:
+                if len(self._pending) >= _PENDING:
+                    unwanted.append(self._pending.pop(min(self._pending, key=lambda k: k[2])))
                 self._pending[key] = connection
                 os.eventfd_write(self.arrival_fd, 1)
                 self._arrived.notify_all()
-        for unwanted in (replaced, connection if full else None):
-            if unwanted is not None:
-                unwanted.close()
+        for each in unwanted:
+            if each is not None:
+                each.close()
 
     def _introduce(
         self, sock: socket.socket, peer: str, channel: str, generation: int, deadline: float
@@ -287,7 +292,9 @@ def _connect(address: str, deadline: float) -> socket.socket:
 
 def _ready(connection: Connection) -> Connection:
     connection.sock.settimeout(None)
-    if connection.sock.family != socket.AF_UNIX:
+    if connection.sock.family == socket.AF_UNIX:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+    else:
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

@@ -100,7 +100,8 @@ class LinkEngine:
         """The direct link to group rank `peer`; blocks until both ends came."""
         rank, channel = self.ranks[peer], f"{self.channel}/{kind}"
         try:
-            return self.wiring.mesh.pair(channel, rank, call.deadline - time.monotonic())
+            left_s = call.deadline - time.monotonic()
+            return self.wiring.mesh.pair(channel, rank, call.generation, left_s)
         except (ConnectionError, Refused) as error:
             raise LinkBroken(rank, "its worker", channel, str(error)) from error
 

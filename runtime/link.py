@@ -9,6 +9,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 
 from trainmover.runtime.fence import Fence
 from trainmover.runtime.wire import (
@@ -21,7 +22,8 @@ from trainmover.runtime.wire import (
     unpack_header,
 )
 
-_READ_BYTES = 32 * 1024  # small messages come with their header in one system call
+_READ_BYTES = 4096  # small messages come with their header in one system call; more copies more
+_DRAIN_BYTES = 64 * 1024
 _NOTHING = memoryview(b"")
 
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
@@ -104,6 +106,11 @@ class Link:
             self.fault = self.fault or "closed on this side"
             self.sock.close()
         self._fence.unshield(self.lock)
+
+    def shutdown(self) -> None:
+        """Cut the connection as a broken cable does: both ends find an EOF."""
+        with self.lock, suppress(OSError):  # it may be gone already
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     # Sending
 
@@ -223,7 +230,7 @@ class Link:
         return True
 
     def _drain(self) -> bool:
-        scratch = memoryview(bytearray(min(self._left, _READ_BYTES)))
+        scratch = memoryview(bytearray(min(self._left, _DRAIN_BYTES)))
         while self._left:
             if not self._take(scratch):
                 return False

@@ -5,6 +5,7 @@ import select
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trainmover.runtime.endpoint import Connection, Endpoint
@@ -14,6 +15,8 @@ from trainmover.runtime.topology import Edge, Place, delta, dialer, peers
 
 _PAIRS = ("/p2p", "/pairs")
 """Ends of the names of channels whose links are opened at first use, apart from the delta."""
+
+_SLICE_S = 0.05  # a wait looks again this often, whatever wakes it
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Mesh:
         self._assignment: dict[int, str] | None = None
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._counters = Counters(0, 0, 0)
+        self._turns: dict[Place, threading.Lock] = {}  # one opening of a pair at a time
         self._lock = threading.RLock()  # one switch or connect at a time
 
     def register(self, channel: str, edges: Collection[Edge]) -> None:
@@ -54,6 +58,11 @@ class Mesh:
                 f"expected channel {channel} with edges {sorted(known)} as before, "
                 f"got {sorted(edges)}: give another set of links another name"
             )
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the registered channels."""
+        return tuple(self._channels)
 
     def link(self, channel: str, peer_rank: int) -> Link:
         """The link to `peer_rank`; raises KeyError while it is not open."""
@@ -96,7 +105,8 @@ class Mesh:
         must be the same everywhere, since it says who dials. Runs with the fence revoked and leaves
         it so: `Fence.open(generation)` is the caller's. Blocks for `deadline_s` seconds at most;
         raises TimeoutError saying what it waited for, ConnectionError for a peer that cannot be
-        reached. After an error only a switch to a higher generation helps.
+        reached, RuntimeError while the old generation is live. After an error only a switch to a
+        higher generation helps.
         """
         with self._lock:
             if generation == self.generation and self._assignment == dict(assignment):
@@ -105,6 +115,11 @@ class Mesh:
                 raise ValueError(
                     f"expected a generation above {self.generation} or the same assignment again, "
                     f"got generation {generation}: each plan has its own generation"
+                )
+            if not self._fence.revoked:
+                raise RuntimeError(
+                    f"expected generation {self._fence.generation} to be revoked before the switch "
+                    f"to {generation}, it is live: revoke it first"
                 )
             change = delta(self._channels, rank, self._assignment, assignment)
             self.rank, self._assignment = rank, dict(assignment)
@@ -123,23 +138,45 @@ class Mesh:
             self._counters = Counters(opened, closed, len(change.open) + len(change.keep) - opened)
             return self._counters
 
-    def pair(self, channel: str, peer_rank: int, deadline_s: float) -> Link:
+    def pair(self, channel: str, peer_rank: int, generation: int, deadline_s: float) -> Link:
         """The direct link to `peer_rank` in `<group>/p2p` or `<group>/pairs`, opened at first use.
 
         The lower rank dials, so the call blocks until both sides have come here, at most
-        `deadline_s`; raises like `connect`.
+        `deadline_s`; raises like `connect`. Other pairs are opened meanwhile.
         """
         place = (channel, peer_rank)
-        link = self._pairs.get(place)
-        if link is None or link.fault is not None:
+        with self._lock:
+            turn = self._turns.setdefault(place, threading.Lock())
+        with turn:
+            link = self._pairs.get(place)
+            if link is not None and link.fault is None:
+                return link
+            connection = self._pair_up(place, generation, time.monotonic() + deadline_s)
             with self._lock:
-                link = self._pairs.get(place)
-                if link is None or link.fault is not None:
-                    deadline = time.monotonic() + deadline_s
-                    _Opening(self, [place], [], (), deadline, self._fence).run()
-                    link = self._pairs[place]
-                    self.pairs_opened += 1
-        return link
+                if self.generation != generation:
+                    connection.close()
+                    raise Revoked(f"generation {generation} ended while {place} was opened")
+                self.pairs_opened += 1
+                return self._install(place, connection)
+
+    def _pair_up(self, place: Place, generation: int, deadline: float) -> Connection:
+        channel, peer = place
+        with self._lock:
+            self._fence.check(generation)
+            assert self._assignment is not None
+            worker = self._assignment[peer]
+            addresses = self._addresses[worker]
+        if dialer(self.rank, peer, ()) == self.rank:
+            left_s = deadline - time.monotonic()
+            return self._endpoint.dial(addresses, worker, channel, generation, left_s)
+        while True:
+            self._fence.check(generation)
+            left_s = deadline - time.monotonic()
+            try:
+                return self._endpoint.accept(worker, channel, generation, min(left_s, _SLICE_S))
+            except TimeoutError:
+                if left_s < _SLICE_S:
+                    raise
 
     def close(self) -> None:
         """Close every link."""
@@ -163,12 +200,16 @@ class Mesh:
         """Keep direct pairs that a stayer dialed and that nobody here has used yet."""
         assert self._assignment is not None
         ranks = {worker: rank for rank, worker in self._assignment.items()}
-        for connection in self._endpoint.withdraw(generation):
+        for connection in self._endpoint.withdraw(generation, self._owns):
             place = (connection.channel, ranks.get(connection.peer, -1))
             if place[1] < 0 or not place[0].endswith(_PAIRS) or place in self._pairs:
                 connection.close()
             else:
                 self._install(place, connection)
+
+    def _owns(self, channel: str) -> bool:
+        """Whether a channel is of this mesh: others may share the endpoint."""
+        return channel in self._channels or channel.rpartition("/")[0] in self._channels
 
     def _install(self, place: Place, connection: Connection) -> Link:
         channel, peer = place
@@ -254,9 +295,11 @@ class _Opening:
             link = self._mesh._links[place]
             events = 0 if link.holds_newer else select.POLLIN
             poller.register(link, events | (select.POLLOUT if link.unsent_bytes else 0))
-        ready = poller.poll(self._left_s() * 1000)
+        # in slices: another mesh of this endpoint may have read the word of an arrival
+        ready = poller.poll(min(self._left_s(), _SLICE_S) * 1000)
         if any(fd == self._mesh._endpoint.arrival_fd for fd, _ in ready):
-            os.eventfd_read(self._mesh._endpoint.arrival_fd)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._mesh._endpoint.arrival_fd)
 
     def _worker(self, peer: int) -> str:
         assert self._mesh._assignment is not None

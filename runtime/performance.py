@@ -62,7 +62,7 @@ class Performance:
         self.admission = Admission(mode=Mode.SETUP if role.live else Mode.ECHO)
         self.gate = Gate()
         self.vote = Vote(seat, links.control, links.control_fence, role.rank, role.placement)
-        self.recovery = Recovery(seat, links, self.tracked, self.vote, blocks=0)
+        self.recovery = Recovery(seat, links, self.tracked, self.vote, self.loop)
         self.faults = Faults(env.faults, env.worker, self._announce, links.cut_one)
         self.steplog = StepLog(env.step_digests, role.rank, env.worker)
         self.joined_at: int | None = None
@@ -174,7 +174,6 @@ class Performance:
             self.recovery.park()
         else:
             self.beat("parked")
-            self.recovery.blocks = self.loop.blocks
             self.recovery.park()
             self.joined_at = seat.position.committed
         shards = {name: self._shard(name) for name in self.tracked.sharded_over}

@@ -6,6 +6,8 @@ piece is asked for by the mover and may be cut short by a newer plan.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
@@ -15,6 +17,7 @@ from trainmover.runtime.endpoint import Connection
 from trainmover.runtime.fence import Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.links import Links
+from trainmover.runtime.loop import Loop
 from trainmover.runtime.seat import Seat
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
@@ -52,10 +55,9 @@ class Retired(BaseException):
 class Recovery:
     """Per role: the tracked state and the vote are those of this run of `train`."""
 
-    def __init__(self, seat: Seat, links: Links, tracked: Tracked, vote: Vote, blocks: int) -> None:
+    def __init__(self, seat: Seat, links: Links, tracked: Tracked, vote: Vote, loop: Loop) -> None:
         self._seat, self._links, self._tracked, self._vote = seat, links, tracked, vote
-        self.blocks = blocks
-        """Blocks of the loop, the closing one included: who has committed all is done."""
+        self._loop = loop
 
     def park(self) -> None:
         """Blocks until the mover resumes this worker. Raises Rerun or Retired."""
@@ -189,7 +191,7 @@ class Recovery:
     def _resume(self, command: Resume) -> bool:
         seat = self._seat
         with seat.cond:
-            last = command.target >= self.blocks
+            last = command.target >= self._loop.blocks
             after = commit.resume(seat.position, command.generation, command.target, last=last)
             if after is None:
                 return False
@@ -211,7 +213,8 @@ def serve_state(seat: Seat, tracked: Tracked, connection: Connection) -> None:
             and not seat.position.dirty
         )
     if fits:
-        transfer.serve(connection.sock, tracked.shared(), deadline_s=PULL_S)
+        with _told_if_cut("state", connection):
+            transfer.serve(connection.sock, tracked.shared(), deadline_s=PULL_S)
     connection.close()
 
 
@@ -225,5 +228,15 @@ def serve_extras(seat: Seat, connection: Connection) -> None:
             if ranks:
                 parts = seat.shelf.get(ranks[0], decided.target)
     if parts is not None:
-        transfer.serve_extras(connection.sock, parts, deadline_s=DIAL_S)
+        with _told_if_cut("extras", connection):
+            transfer.serve_extras(connection.sock, parts, deadline_s=DIAL_S)
     connection.close()
+
+
+@contextmanager
+def _told_if_cut(what: str, connection: Connection) -> Iterator[None]:
+    """Who pulls may die or be told to stop; that is its plan's business, not the donor's."""
+    try:
+        yield
+    except (OSError, transfer.TransferError) as error:
+        log.info("recovery.serving_cut", what=what, to=connection.peer, error=str(error))

@@ -193,7 +193,9 @@ class _Wire:
             sent = self._sock.sendmsg([header, payload])
             if sent < len(header):
                 self._sock.sendall(header[sent:])
-            self._sock.sendall(payload[max(0, sent - len(header)) :])
+            # Not an empty send: on a socket whose peer has all it needs and closed, it raises.
+            if rest := payload[max(0, sent - len(header)) :]:
+                self._sock.sendall(rest)
         except TimeoutError:
             raise self._late("sending") from None
 

@@ -76,6 +76,8 @@ class Vote:
         self._votes: dict[tuple[int, int], Ballot] = {}
         self._results: dict[int, Ballot] = {}
         self._acks: set[tuple[int, int]] = set()
+        self._introduced: set[int] = set()
+        """Ranks whose full extras came in this generation: they wait for our acknowledgement."""
         self._sent: dict[str, bytes] = {}
 
     # ---- extras
@@ -247,7 +249,8 @@ class Vote:
         match header.kind:
             case Kind.EXTRAS:
                 parts = unpack(memoryview(payload)[1:])
-                full = bool(payload[0] & FULL)
+                if full := bool(payload[0] & FULL):
+                    self._introduced.add(rank)
                 self._seat.keep(self._fence.generation, rank, step, parts, full=full)
                 if payload[0] & WANTS_ACK:
                     link.queue(Kind.EXTRAS_ACK, step, b"")

@@ -104,11 +104,13 @@ class Job:
             stderr=subprocess.DEVNULL,
             text=True,
         ) as follower:
-            stop = threading.Thread(
-                target=lambda: (self.process.wait(), follower.terminate()), daemon=True
-            )
-            stop.start()
             assert follower.stdout
+
+            def end_with_the_job() -> None:
+                self.process.wait()
+                follower.terminate()
+
+            threading.Thread(target=end_with_the_job, daemon=True).start()
             for line in follower.stdout:
                 with self._cond:
                     self.events.append(json.loads(line))
@@ -140,6 +142,16 @@ class Job:
 
     def pid(self, worker: str) -> int:
         return next(int(e["pid"]) for e in self.of("worker.started") if e["worker"] == worker)
+
+    def recovered(self, count: int) -> None:
+        """Blocks until `count` interruptions have ended well."""
+        self.wait_for(f"recovery {count}", lambda: len(self.of("migration.completed")) >= count, 90)
+
+    def sockets(self, worker: str) -> set[str]:
+        """Inodes of a worker's sockets, as the kernel has them."""
+        folder = Path(f"/proc/{self.pid(worker)}/fd")
+        links = (os.readlink(entry) for entry in folder.iterdir())
+        return {link for link in links if link.startswith("socket:")}
 
     # ---- what the test does to it
 

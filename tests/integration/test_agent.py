@@ -1,8 +1,10 @@
 """An agent and `trainmover run` with scripts that need no torch: real processes, real ends."""
 
 import asyncio
+import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -324,6 +326,8 @@ def job(script: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]
     finally:
         process.kill()
         process.communicate()
+        for left in (script.parent / "xdg").rglob("*.json"):
+            shutil.rmtree(json.loads(left.read_text())["directory"])
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> None:

@@ -141,7 +141,8 @@ def test_accept_hands_out_the_generation_asked_for_and_older_ones_can_be_withdra
     b.accept("a", "control", 2, 2).close()
     with pytest.raises(TimeoutError, match="expected worker a to dial"):
         b.accept("a", "control", 2, 0.01)
-    withdrawn = b.withdraw(2)
+    assert b.withdraw(2, lambda channel: channel == "other") == []
+    withdrawn = b.withdraw(2, lambda channel: channel == "control")
     assert [c.generation for c in withdrawn] == [1]
     for connection in (old, new, *withdrawn):
         connection.close()

@@ -202,6 +202,7 @@ def every_collective(node: Node, _: Pipe) -> int:
         dist.all_reduce(loss)
         assert loss[0] == sum(range(size))
     both_ways(rank, size)
+    wait_in_a_circle(rank, dist.new_group(list(range(size))))
     pair = dist.new_group([0, 1])
     if rank < 2:
         small = torch.ones(1)
@@ -224,6 +225,20 @@ def both_ways(rank: int, size: int) -> None:
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     assert received.eq(preceding).all()
+
+
+def wait_in_a_circle(rank: int, group: dist.ProcessGroup) -> None:
+    """A receive posted early must not keep the other direct pairs of its rank from opening."""
+    token = torch.zeros(1)
+    early = dist.irecv(token, 0, group=group) if rank == 1 else None
+    if rank == 1:
+        dist.send(torch.ones(1), 2, group=group)
+    else:
+        dist.recv(token, 2 if rank == 0 else 1, group=group)
+        dist.send(token, 1 if rank == 0 else 0, group=group)
+    if early is not None:
+        early.wait()
+    assert token.item() == 1
 
 
 def test_every_collective_of_torch_works_between_processes(tmp_path: Path) -> None:

@@ -211,10 +211,10 @@ def _pulls(product: Product, move: Move) -> None:
     i, target, donor = move.worker, move.number("t"), product.positions[move.number("d")]
     workers, assignments, current = move.before[:3]
     generation = product.positions[i].promised
-    assert generation not in product.lost
+    if generation in product.lost:
+        return  # The product is rightly stricter: another rank of this plan can not be restored.
     if generation != current or donor.promised != generation:
-        # The product is rightly stricter: who promised a newer generation serves no older one.
-        return
+        return  # And stricter: who promised a newer generation serves no older one.
     members = [x for x in assignments[generation - 1] if workers[x][ST] == "u"]
     answers = {WORKERS[x]: product.answer(x) for x in members}
     said = mover_says(mover_state(assignments, generation, target), answers)
@@ -234,6 +234,7 @@ def _all_ready(product: Product, move: Move) -> None:
     """WAL: `migration.switched` comes before any resume."""
     workers, assignments, generation = move.before[:3]
     members = assignments[generation - 1]
+    assert generation not in product.lost, "the mover has aborted this plan"
     if any(workers[x][ST] != "u" for x in members):
         return  # Nobody knows of the crash yet, and the dead give no answers here.
     target = workers[members[0]][AP]

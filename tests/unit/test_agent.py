@@ -140,28 +140,45 @@ def test_a_worker_cannot_say_what_is_not_its_business() -> None:
         open_fact(fact(LOST, WorkerRegistered.TYPE), worker="w", job="j", run="r")
 
 
-async def test_facts_are_stored_in_order_and_one_that_is_refused_does_not_stop_the_rest() -> None:
-    stored: list[Event] = []
-    acknowledged: list[int] = []
+class Store:
+    """A bus that stores what it is let to."""
 
-    async def publish(event: Event, time_s: float) -> None:
+    def __init__(self) -> None:
+        self.stored: list[Event] = []
+        self.open = asyncio.Event()
+
+    async def publish(self, event: Event, time_s: float) -> None:
+        if isinstance(event, PeerLost) and event.peer == "slow":
+            await self.open.wait()
         if event.run == "refused":
             raise Refused("full")
-        stored.append(event)
+        self.stored.append(event)
 
-    outbox = Outbox(publish)
-    events = [
-        LOST,
-        LOST.model_copy(update={"run": "refused"}),
-        LOST.model_copy(update={"peer": "u"}),
-    ]
-    for number, event in enumerate(events):
-        await outbox.put(event, 1.0, lambda number=number: acknowledged.append(number))  # type: ignore[misc]
-    sending = asyncio.create_task(outbox.run())
-    await asyncio.wait_for(outbox.drained(), 1.0)
-    sending.cancel()
-    assert stored == [events[0], events[2]]
-    assert acknowledged == [0, 2]
+
+def about(peer: str, run: str = "r") -> PeerLost:
+    return LOST.model_copy(update={"peer": peer, "run": run})
+
+
+async def test_facts_of_a_worker_keep_their_order_and_a_refused_one_does_not_stop_them() -> None:
+    store, acknowledged = Store(), list[str]()
+    outbox = Outbox(store.publish)
+    for event in (about("slow"), about("a", run="refused"), about("b")):
+        await outbox.put("w", event, 1.0, lambda peer=event.peer: acknowledged.append(peer))  # type: ignore[misc]
+    store.open.set()
+    await asyncio.wait_for(outbox.all_drained(), 1.0)
+    await outbox.close()
+    assert store.stored == [about("slow"), about("b")]
+    assert acknowledged == ["slow", "b"]
+
+
+async def test_a_fact_does_not_wait_for_those_of_another_worker() -> None:
+    store = Store()
+    outbox = Outbox(store.publish)
+    await outbox.put("w", about("slow"), 1.0)
+    await outbox.put("v", about("quick"), 1.0)
+    await asyncio.wait_for(outbox.drained(["v", "unknown"]), 1.0)
+    await outbox.close()
+    assert store.stored == [about("quick")]
 
 
 # ---- output

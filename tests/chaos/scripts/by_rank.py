@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,39 +13,50 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
-
-STEPS = 8
+from trainmover.runtime.block import Step
 
 
 def train(ctx: trainmover.Context) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ledger", default="")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--mean-after-update", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(7)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     everything = torch.arange(320).reshape(40, 8).float() / 320
     mine = everything[dist.get_rank() :: dist.get_world_size()]
     data = ctx.batches(DataLoader(TensorDataset(torch.arange(len(mine)), mine), 2, shuffle=True))
     ctx.track(model=model, optimizer=optimizer)
     torch.manual_seed(70 + dist.get_rank())
-    for step in ctx.steps(STEPS):
+    for step in ctx.steps(args.steps):
+        wait_for_pace(ctx, step, args.folder / "pace")
         with step:
             index, x = next(data)
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)  # after the optimizer: a rank cut off here is dirty (TAIL)
-            ctx.vars["mean"] = float(mean)
-            ctx.after(step, lambda n=step.number, s=index.tolist(): note(args.ledger, ctx.rank, n, s))
+            if args.mean_after_update:
+                mean = loss.detach().clone()
+                dist.all_reduce(mean)  # a rank that is cut off here is dirty (TAIL)
+                ctx.vars["mean"] = float(mean)
+            ctx.after(step, partial(note, args.folder, ctx.rank, step.number, index.tolist()))
 
 
-def note(ledger: str, rank: int, step: int, samples: list[int]) -> None:
-    if ledger:
-        with (Path(ledger) / f"rank{rank}.jsonl").open("a") as out:
-            out.write(json.dumps({"step": step, "samples": samples}) + "\n")
+def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
+    with (folder / "ledger" / f"rank{rank}.jsonl").open("a") as out:
+        out.write(json.dumps({"step": step, "samples": samples}) + "\n")
+
+
+def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
+    while not step.shadow and pace.exists():
+        if step.number < int(pace.read_text()):
+            return
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 loader (optionally with workers and random augmentation), four micro-batches, a late closing save.
 
 Each committed step appends the samples it used to `<folder>/ledger/rank<r>.jsonl`. Before a step
-rank 0 waits until `<folder>/pace` allows it, so that a test can say when faults come.
+each rank waits until `<folder>/pace` allows it, so that a test can say when faults come.
 """
 
 import argparse
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +56,9 @@ def train(ctx: trainmover.Context) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-    sampler = DistributedSampler(Noisy(), ctx.size("dp"), ctx.coordinate("dp"), seed=3)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        Noisy(), ctx.size("dp"), ctx.coordinate("dp"), seed=3
+    )
     data = ctx.batches(
         DataLoader(Noisy(), batch_size=5, sampler=sampler, num_workers=args.loader_workers)
     )
@@ -75,16 +79,20 @@ def train(ctx: trainmover.Context) -> None:
                 used += index.tolist()
                 if micro < args.micro_batches - 1:
                     with model.no_sync():
-                        scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+                        torch.autograd.backward(scaler.scale(loss_of(model, x, y)))
                 else:
-                    loss = nn.functional.cross_entropy(model(x), y)
-                    scaler.scale(loss).backward()
+                    loss = loss_of(model, x, y)
+                    torch.autograd.backward(scaler.scale(loss))
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()
             step.report(loss=loss, tokens=5 * args.micro_batches)
-            ctx.after(step, lambda n=step.number, s=used: note(args.folder, ctx.rank, n, s))
+            ctx.after(step, partial(note, args.folder, ctx.rank, step.number, used))
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y)
 
 
 def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
@@ -93,7 +101,7 @@ def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
 
 
 def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
-    while ctx.rank == 0 and not step.shadow and pace.exists():
+    while not step.shadow and pace.exists():
         if step.number < int(pace.read_text()):
             return
         time.sleep(0.005)

@@ -1,0 +1,79 @@
+"""What a person sees of a job where output is no terminal."""
+
+import pytest
+
+from trainmover.cli.console import Console
+from trainmover.cli.progress import Progress
+from trainmover.schemas.events import JobStalled, MigrationCompleted, MigrationPlanned
+from trainmover.schemas.local import Beat, Telemetry
+from trainmover.schemas.recorded import Recorded
+
+STALLED = JobStalled(
+    job="j", run="r", generation=1, reason="no standby is free", unblocked_by="a new worker"
+)
+PLANNED = MigrationPlanned(
+    job="j",
+    run="r",
+    generation=2,
+    incident="g2",
+    kind="relink",
+    replacements=(),
+    members=(),
+    reason="a link broke",
+)
+COMPLETED = MigrationCompleted(job="j", run="r", generation=2, incident="g2", committed=8)
+
+
+def beat(committed: int, phase: str = "step", step_s: float = 0.1) -> Telemetry:
+    one = Beat(
+        worker="m-w0",
+        rank=0,
+        phase=phase,
+        committed=committed,
+        step_s=step_s,
+        numbers={"accuracy": 0.5, "loss": 2.3141},
+    )
+    return Telemetry(job="j", run="r", machine="m", interval_s=0.5, workers=(one,))
+
+
+async def test_steps_are_told_at_most_once_a_second_with_the_loss_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = Progress(Console())
+    for committed in (0, 1, 2, 3):
+        await progress.hear(beat(committed))
+    assert capsys.readouterr().err == "trainmover: step 1 loss 2.314 accuracy 0.5\n"
+
+
+async def test_a_standby_that_stands_in_for_a_rank_is_no_progress(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await Progress(Console()).hear(beat(5, phase="standby"))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_holds_the_job_up_is_told_with_what_would_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Progress(Console()).see(Recorded(1, 1.0, STALLED))
+    assert "no standby is free; unblocked by: a new worker" in capsys.readouterr().err
+
+
+async def test_an_incident_ends_with_its_timeline_less_the_median_step_before_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = Progress(Console())
+    for committed, step_s in enumerate((0.1, 0.2, 9.0), start=1):
+        await progress.hear(beat(committed, step_s=step_s))
+    progress.see(Recorded(1, 1.0, PLANNED))
+    await progress.hear(beat(9, step_s=5.0))  # after the plan: not normal
+    progress.see(Recorded(2, 3.0, COMPLETED))
+    assert "downtime 1800 ms since plan (less one step of 200 ms)" in capsys.readouterr().err
+
+
+def test_after_an_interrupt_nothing_more_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(Console())
+    progress.hush()
+    progress.see(Recorded(1, 1.0, STALLED))
+    assert capsys.readouterr().err == ""
+    assert len(progress.records) == 1
