@@ -90,13 +90,11 @@ class Vote:
         self._votes.clear()
         self._results.clear()
         self._acks.clear()
+        self._introduced.clear()
         self._send_extras(version, parts, full=True, wants_ack=True)
         self._pump(
-            lambda: (
-                self._acknowledged(version)
-                and all(version in self._seat.position.kept.get(r, ()) for r in self.neighbours)
-            ),
-            "extras of the neighbours",
+            lambda: self._acknowledged(version) and self._introduced.issuperset(self.neighbours),
+            "extras of the neighbours and acknowledgements of the buddies",
             deadline_s=REBUDDY_S,
         )
 

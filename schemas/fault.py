@@ -31,7 +31,7 @@ class Fault:
     worker: str | None = None
     step: int | None = None
     at: str = "forward"
-    bytes: int = 1000
+    bytes: int = 100
     """For `frame`: after how many bytes of it."""
 
     @classmethod

@@ -88,8 +88,8 @@ def test_kills_in_the_first_two_steps_and_the_last_and_after_the_loop_change_not
         for count, (rank, step, point) in enumerate(
             [
                 (1, 0, "backward"),
-                (2, 0, "result"),
-                (3, 1, "vote"),
+                (2, 1, "result"),
+                (3, 2, "vote"),
                 (0, STEPS, "vote"),
                 (1, STEPS + 1, "end"),
             ],
@@ -114,9 +114,10 @@ def test_sigkills_from_outside_at_any_moment_change_nothing(
             run.pace(2 * count)
             run.wait_for("a parked standby", lambda: bool(run.parked()))
             worker = run.assignment()[draw.randrange(2)]
-            run.pace(2 * count + 2)
+            run.pace(2 * count + 1)
             time.sleep(draw.uniform(0, 0.15))  # the moment is the subject of this test
             os.kill(run.pid(worker), signal.SIGKILL)
+            run.pace(2 * count + 2)
             run.recovered(count)
         run.pace(STEPS + 1)
         assert_same(run.finish(), undisturbed(2))

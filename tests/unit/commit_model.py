@@ -7,12 +7,14 @@ which `Position` of the product means the same.
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tests.unit.planner_histories import J, member, plan, submitted
+
 from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.seat import Orders, Seat
@@ -77,6 +79,32 @@ def reference(scenario: str, *without: str) -> Any:
     return REFERENCE.Model(rules=rules, **ARGUMENTS[scenario])
 
 
+def replay(model: Any, labels: Sequence[str]) -> Iterator[tuple[Any, str, Any]]:
+    """State, label, state. AssertionError for a label that is not possible in its place."""
+    state = model.initial()
+    for label in labels:
+        moves = (after for said, after, _ in model.successors(state) if said == label)
+        found = next((after for after in moves if after != state), None)
+        assert found is not None, f"the model does not allow: {label}"
+        after = model.gc(found)
+        yield state, label, after
+        state = after
+
+
+def wrong_end(model: Any, state: Any) -> str:
+    """What the model's search would say of a state where it must stop; empty if it goes on."""
+    try:
+        moves = list(model.successors(state))
+        if any(after != state and not fault for _, after, fault in moves):
+            return ""
+        name = model.verdict(state)
+    except REFERENCE.Violation as violation:
+        return str(violation)
+    if name is None:
+        return "deadlock without a named cause"
+    return f"a fault that should cost no step: {name}"
+
+
 @dataclass
 class Product:
     """What the workers and the mover of the product know after the same steps as the model."""
@@ -102,16 +130,26 @@ class Product:
         ranks = [commit.keep(running, 1, (rank - 1) % WORLD, 0) for rank in range(WORLD)]
         self.positions = [*ranks, *(Position() for _ in range(self.model.standbys))]
 
+    def fork(self) -> "Product":
+        """A copy that goes its own way."""
+        other = copy(self)
+        other.positions = list(self.positions)
+        other.answers = {key: dict(said) for key, said in self.answers.items()}
+        other.at_once = {key: dict(said) for key, said in self.at_once.items()}
+        return other
+
     def put(self, worker: int, position: Position | None) -> None:
         """The outcome of a decision function that the model says is obeyed."""
         assert position is not None, f"worker {worker} refuses, it is {self.positions[worker]}"
         self.positions[worker] = position
 
+    def block_ended(self, p: Position, *, poisoned: bool) -> Position:
+        return commit.applied(p, poisoned=poisoned, last=p.committed + 1 == self.model.N)
+
     def end_block(self, worker: int, *, poisoned: bool) -> None:
         p = self.positions[worker]
         if p.phase is Phase.APPLYING:
-            last = p.committed + 1 == self.model.N
-            self.positions[worker] = commit.applied(p, poisoned=poisoned, last=last)
+            self.positions[worker] = self.block_ended(p, poisoned=poisoned)
 
     def end_quiet_block(self, worker: int) -> None:
         """Where nothing communicates after the vote the model ends the block with the vote."""
@@ -157,8 +195,9 @@ def differences(product: Product, state: Any) -> Iterator[str]:
     for i, w in enumerate(workers):
         if w[ST] != "u":
             continue
-        product.end_quiet_block(i)
         p = product.positions[i]
+        if p.phase is Phase.APPLYING and product.model.opt is None:
+            p = product.block_ended(p, poisoned=False)
         if p.phase not in _phases(product, i, w):
             yield f"worker {i} is {p.phase}, in the model {w}"
         said = (p.generation, p.committed, p.extras, p.promised, p.ready_for, p.dirty)

@@ -22,6 +22,7 @@ from tests.unit.commit_model import (
     mover_state,
     words,
 )
+
 from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, Position
 from trainmover.schemas.commands import Pull, Stage
@@ -55,20 +56,31 @@ class Move:
         return int(self.says[name])
 
 
+Step = Callable[[Product, Move], None]
+
+
 def follow(product: Product, before: Any, label: str, after: Any) -> None:
     """Do what the product does in this step. AssertionError or ProtocolError: it would not."""
+    step, says = _found(label)
+    move = Move(before, after, says)
+    if "i" in says.groupdict() and step not in (_answers, _hears_extras):
+        product.end_quiet_block(move.worker)
+    step(product, move)
+    if not product.late:
+        for worker in range(len(product.positions)):
+            product.end_quiet_block(worker)
+
+
+def step_of(label: str) -> Step:
+    """The function of this module that a label names."""
+    return _found(label)[0]
+
+
+def _found(label: str) -> tuple[Step, re.Match[str]]:
     for pattern, step in STEPS:
         says = re.match(pattern, label)
-        if says is None:
-            continue
-        move = Move(before, after, says)
-        if "i" in says.groupdict() and step not in (_answers, _hears_extras):
-            product.end_quiet_block(move.worker)
-        step(product, move)
-        if not product.late:
-            for worker in range(len(product.positions)):
-                product.end_quiet_block(worker)
-        return
+        if says is not None:
+            return step, says
     raise AssertionError(f"no function of the product is known for: {label}")
 
 
@@ -166,6 +178,8 @@ def _decides(product: Product, move: Move) -> None:
         (said,) = mover_says(mover_state(assignments, generation), answers)
         if isinstance(said, MigrationDecided):
             assert said.target == move.number("t"), said
+            donors = [answers[name] for source in said.sources for name in source.donors]
+            assert not any(donor.dirty or donor.empty for donor in donors), said
         else:
             assert isinstance(said, MigrationAborted), said
             assert said.state_lost, said
@@ -262,7 +276,7 @@ def _nothing(product: Product, move: Move) -> None:
 _W = r"worker (?P<i>\d) "
 _R = _W + r"\((?:root|rank \d)\) "
 _N = r"step (?P<n>\d)"
-STEPS: tuple[tuple[str, Callable[[Product, Move], None]], ...] = (
+STEPS: tuple[tuple[str, Step], ...] = (
     (_R + rf"finishes the gradients of {_N}, sends extras (?P<v>\d)", _gathers),
     (_R + r"receives extras (?P<v>\d) of rank (?P<p>\d)", _hears_extras),
     (_R + rf"votes ok for {_N}", _votes_ok),
