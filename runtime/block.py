@@ -215,9 +215,8 @@ def _number(value: SupportsFloat) -> float:
 
 
 def _decision(run: "Performance") -> int | None:
-    """Committed steps that the decision for the promised generation names. Lock held."""
-    seat = run.seat
-    decided = seat.orders.decided
-    if decided is None or decided.generation != seat.position.promised:
+    """Committed steps that the decision still to obey names. Lock held."""
+    decided = run.seat.decided
+    if decided is None:
         return None
     return -1 if decided.setup_again else decided.target

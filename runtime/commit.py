@@ -120,6 +120,8 @@ def result(p: Position, generation: int, step: int, commit: bool) -> Position:
     """
     if p.ended or generation != p.generation or step != p.committed:
         return p
+    if commit and p.phase is Phase.APPLYING:
+        return p  # XKNOW said so before.
     if commit:
         # The root combines in GATHERED, the others wait in VOTED.
         _expect(p, Phase.VOTED, Phase.GATHERED)
@@ -178,7 +180,7 @@ def obey(p: Position, generation: int, target: int) -> Position | None:
     None: PROMISE, another generation than the promised one says so; or not yet at a boundary.
     Raises ProtocolError for a target that no correct decision can name.
     """
-    if p.promised != generation or p.phase is Phase.APPLYING:
+    if p.promised != generation or generation <= p.generation or p.phase is Phase.APPLYING:
         return None
     if p.phase is Phase.READY and p.ready_for >= generation:
         return p
@@ -196,7 +198,8 @@ def obey(p: Position, generation: int, target: int) -> Position | None:
 
 def restored(p: Position, generation: int, target: int) -> Position | None:
     """A joiner or a dirty worker has the donor's state in place. None: PROMISE forbids it."""
-    if p.promised != generation:
+    waits = p.phase is Phase.EMPTY or (p.phase is Phase.READY and p.ready_for == generation)
+    if p.promised != generation or not waits:
         return None
     return replace(
         _fresh(p, target),

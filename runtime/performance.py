@@ -153,7 +153,7 @@ class Performance:
     def _leave_if_told(self) -> None:
         """A standby whose rank is decided, or a set-up that starts over, does not go on."""
         with self.seat.cond:
-            decided = self.seat.orders.decided
+            decided = self.seat.decided
             if self.seat.retired is not None:
                 raise Retired(self.seat.retired)
             if decided and (decided.setup_again or self.role.generation == 0):

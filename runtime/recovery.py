@@ -109,8 +109,9 @@ class Recovery:
             return seat.retired
         if seat.refused:
             return None
-        if orders.decided and (seat.stage < Stage.OBEYED or orders.decided.setup_again):
-            return orders.decided
+        decided = seat.decided
+        if decided and (seat.stage < Stage.OBEYED or decided.setup_again):
+            return decided
         if orders.pull and seat.stage == Stage.OBEYED:
             return orders.pull
         if orders.switch and Stage.RESTORED <= seat.stage < Stage.SWITCHED:
@@ -221,7 +222,7 @@ def serve_state(seat: Seat, tracked: Tracked, connection: Connection) -> None:
 def serve_extras(seat: Seat, connection: Connection) -> None:
     """Buddy's side: the own state of the rank that the caller takes, at the decided step."""
     with seat.cond:
-        decided = seat.orders.decided
+        decided = seat.decided
         parts = None
         if decided is not None and decided.generation == connection.generation:
             ranks = [m.rank for m in decided.members if m.worker == connection.peer]

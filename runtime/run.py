@@ -167,10 +167,10 @@ class _Worker:
             return None
         if orders.switch and orders.switch.setup and seat.stage < Stage.SWITCHED:
             return orders.switch
-        if orders.decided and orders.decided.setup_again:
+        decided = seat.decided
+        if decided and decided.setup_again:
             return "unwound" if seat.stage < Stage.OBEYED else None
-        if orders.decided and seat.stage < Stage.OBEYED:
-            decided = orders.decided
+        if decided and seat.stage < Stage.OBEYED:
             rank = next(m.rank for m in decided.members if m.worker == self._env.worker)
             return Role(
                 rank=rank,

@@ -165,6 +165,17 @@ class Seat:
             self.notify()
             return True
 
+    @property
+    def decided(self) -> Decided | None:
+        """The decision that still has to be obeyed. Lock held.
+
+        The one for the generation that runs by now is over: it says nothing about the open step.
+        """
+        decided, p = self.orders.decided, self.position
+        if decided is None or not decided.generation == p.promised > p.generation:
+            return None
+        return decided
+
     def told_to_stand_by(self, command: StandBy) -> None:
         with self.cond:
             self.stand_by = command

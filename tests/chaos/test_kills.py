@@ -18,9 +18,11 @@ IN_A_STEP = tuple(p for p in POINTS if p != "end")
 Undisturbed = Callable[..., Finished]
 
 
-def job(folder: Path, nproc: int, script: str = "everything.py", *more: str) -> Job:
+def job(
+    folder: Path, nproc: int, script: str = "everything.py", *more: str, standbys: int = 1
+) -> Job:
     args = (f"--steps={STEPS}", f"--folder={folder}", *more)
-    return Job(folder, script, nproc=nproc, script_args=args)
+    return Job(folder, script, nproc=nproc, standbys=standbys, script_args=args)
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +85,19 @@ def test_a_kill_of_every_rank_at_every_point_changes_nothing(
 def test_kills_in_the_first_two_steps_and_the_last_and_after_the_loop_change_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with job(tmp_path, 4) as run:
-        run.pace(0)
-        for count, (rank, step, point) in enumerate(
-            [
-                (1, 0, "backward"),
-                (2, 1, "result"),
-                (3, 2, "vote"),
-                (0, STEPS, "vote"),
-                (1, STEPS + 1, "end"),
-            ],
-            1,
-        ):
+    with job(tmp_path, 4, standbys=2) as run:
+        for count, (rank, step) in enumerate([(1, 0), (2, 1)], 1):
+            run.pace(step)
             run.wait_for("a parked standby", lambda: bool(run.parked()))
-            run.inject(f"kill:worker={run.assignment()[rank]},step={step},at={point}")
+            run.inject(f"kill:worker={run.assignment()[rank]},step={step},at=backward")
             run.pace(step + 1)
             run.recovered(count)
+        run.wait_for("two parked standbys", lambda: len(run.parked()) == 2)
+        run.inject(f"kill:worker={run.assignment()[0]},step={STEPS},at=vote")
+        run.inject(f"kill:worker={run.assignment()[1]},step={STEPS + 1},at=end")
+        run.pace(STEPS + 1)
         assert_same(run.finish(), undisturbed(4))
+        assert len(run.of("worker.failed")) == 4
 
 
 @pytest.mark.concurrent

@@ -1,0 +1,60 @@
+"""Which orders a worker still has to obey."""
+
+import pytest
+
+from trainmover.runtime import commit
+from trainmover.runtime.commit import Phase, Position
+from trainmover.runtime.seat import Orders, Seat
+from trainmover.schemas.commands import Collect, Decided, Stage
+from trainmover.schemas.layout import Layout
+
+
+def decided(generation: int, *, setup_again: bool = False) -> Decided:
+    return Decided(
+        generation=generation,
+        layout=Layout.parse("dp=3"),
+        members=(),
+        placement=(),
+        target=1,
+        setup_again=setup_again,
+    )
+
+
+@pytest.fixture
+def running() -> Seat:
+    """Recovered once, runs in generation 2 and has voted in step 3."""
+    seat = Seat("a", lambda: None)
+    seat.position = Position(
+        generation=2, phase=Phase.VOTED, committed=3, extras=4, promised=2, ready_for=2
+    )
+    seat.orders, seat.stage = Orders(about=2, decided=decided(2)), Stage.RESUMED
+    return seat
+
+
+def test_a_vote_that_is_cut_off_is_held_although_an_older_decision_is_filed(running: Seat) -> None:
+    assert running.move(commit.failed).phase is Phase.HOLDING
+    assert running.decided is None
+
+
+def test_a_decision_to_set_up_again_does_not_undo_the_set_up_that_it_led_to(running: Seat) -> None:
+    running.orders.decided = decided(2, setup_again=True)
+    assert running.decided is None
+
+
+def test_a_repeated_decision_of_the_running_generation_is_not_obeyed_again(running: Seat) -> None:
+    running.order(decided(2))
+    assert running.decided is None
+
+
+def test_the_decision_of_the_promised_generation_is_the_one_to_obey(running: Seat) -> None:
+    running.collect(Collect(generation=3, assignment="x"), lambda generation: None)
+    assert running.decided is None
+    running.order(decided(3))
+    assert running.decided == decided(3)
+
+
+def test_another_assignment_for_a_promised_generation_is_refused(running: Seat) -> None:
+    running.collect(Collect(generation=3, assignment="x"), lambda generation: None)
+    answer = running.collect(Collect(generation=3, assignment="y"), lambda generation: None)
+    assert "assignment" in answer.refused
+    assert running.answer().refused == ""
