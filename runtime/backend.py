@@ -2,12 +2,13 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
 
 from trainmover.runtime.admission import Mode
 from trainmover.runtime.engine import LinkEngine, Wiring
@@ -46,6 +47,20 @@ class GroupFactory:
             with suppress(Revoked):  # the switch to the next generation opens what is registered
                 mesh.connect(channel, self._wiring.timeout_s)
         return group
+
+    def rebind(self, rank: int, ranks_of: Mapping[LinkGroup, tuple[int, ...]]) -> None:
+        """Move every group, still in echo mode, to the place of another global rank.
+
+        `ranks_of` has the new global ranks of each group, of the same size as before.
+        """
+        self._made.clear()
+        for group in self.groups:
+            ranks, engine = ranks_of[group], group.engine
+            channel = self._name(ranks)
+            self._wiring.mesh.register(channel, ring_edges(ranks))
+            engine.channel, engine.ranks, engine.rank = channel, ranks, ranks.index(rank)
+            places = {r: place for place, r in enumerate(ranks)}
+            distributed_c10d._world.pg_group_ranks[group] = places
 
     def close(self, deadline_s: float) -> None:
         """End the groups' threads; the generation must be revoked or idle."""

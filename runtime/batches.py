@@ -30,14 +30,22 @@ class Batches:
     """
 
     def __init__(self, source: Any, seed: int, guard: Callable[[], None]) -> None:
-        makes = isinstance(source, type) or not hasattr(source, "__iter__")
-        self._loader = adapt(source() if makes and callable(source) else source, seed)
-        self._guard = guard
+        self._source, self._seed, self._guard = source, seed, guard
+        self._makes = callable(source) and (
+            isinstance(source, type) or not hasattr(source, "__iter__")
+        )
+        self._loader = adapt(source() if self._makes else source, seed)
         self._epoch = self._opened_epoch = 0
         self._position: bytes | None = None  # not asked yet
         self._opened: bytes | None = None
         self._taken: list[_Drawn] = []  # in this block
         self._ahead: deque[_Drawn] = deque()  # drawn in an undone block
+
+    def rebuild(self) -> None:
+        """Make the loader again where a function made it: the rank has become known."""
+        if self._makes:
+            self._loader = adapt(self._source(), self._seed)
+            self._position = None
 
     def __iter__(self) -> Iterator[Any]:
         return self

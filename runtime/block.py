@@ -76,6 +76,7 @@ class Step:
         self._vote()
         self._known = True
         run.poisoned = 0
+        run.watch_the_tail()
         if run.before_update:
             run.before_update()
             run.before_update = None
@@ -88,7 +89,11 @@ class Step:
         if fence.revoked:
             run.vote.abort(self.number)
             raise StepAborted(fence.cause)
-        own = Ballot(stop=run.stop_wanted, numbers={k: (v, 1) for k, v in run.reported.items()})
+        own = Ballot(
+            stop=run.stop_wanted,
+            numbers={k: (v, 1) for k, v in run.reported.items()},
+            replicas=run.replica_digests,
+        )
         run.beat("vote")
         try:
             total = run.vote.vote(self.number, own, run.tracked.own(), run.hit)
@@ -98,6 +103,13 @@ class Step:
         run.reported.clear()
         if total.failed:
             raise StepAborted("a rank cannot finish this step")
+        run.replica_digests = {}
+        if total.differing:
+            raise RuntimeError(
+                f"after the first step ranks that should hold the same differ in "
+                f"{', '.join(total.differing)}: a joiner would take another rank's. Make it the "
+                "same on all of them, or say ctx.track(..., sharded_over=(axis, ...))"
+            )
         run.averages = total.averages or run.averages
         self.stopping = total.stop
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainmover.runtime.batches import Batches
+from trainmover.runtime.binding import PROGRAM_AXES
 from trainmover.runtime.block import Step
 from trainmover.runtime.performance import Performance
 from trainmover.schemas.layout import Layout
@@ -22,13 +23,13 @@ class Context:
 
     def __init__(self, performance: Performance) -> None:
         self._run = performance
-        self._groups: dict[str, dist.ProcessGroup] = {}
         self._mesh: DeviceMesh | None = None
 
     # ---- place
 
     @property
     def rank(self) -> int:
+        self._run.binding.check("ctx.rank")
         return self._run.role.rank
 
     @property
@@ -58,7 +59,9 @@ class Context:
         return not self._run.role.live and not self._run.seat.set_up
 
     def coordinate(self, axis: str) -> int:
-        return self.layout.coordinate(self.rank, axis)
+        if axis not in PROGRAM_AXES:
+            self._run.binding.check(f"ctx.coordinate({axis!r})")
+        return self.layout.coordinate(self._run.role.rank, axis)
 
     def size(self, axis: str) -> int:
         return self.layout.size(axis)
@@ -66,20 +69,20 @@ class Context:
     def group(self, axis: str) -> dist.ProcessGroup:
         """The group of ranks that differ from this one along `axis` only. Set-up, collective on
         first use of the axis: every rank asks for the same axes in the same order."""
-        if axis not in self._groups:
-            own = self.layout.peers(self.rank, axis)
+        if axis not in self._run.axis_groups:
+            own = self.layout.peers(self._run.role.rank, axis)
             if len(own) == self.world_size:
                 world = dist.group.WORLD
                 assert world is not None
-                self._groups[axis] = world
+                self._run.axis_groups[axis] = world
             else:
                 for ranks in dict.fromkeys(
                     self.layout.peers(rank, axis) for rank in range(self.world_size)
                 ):
                     group = dist.new_group(list(ranks))
                     if ranks == own:
-                        self._groups[axis] = group
-        return self._groups[axis]
+                        self._run.axis_groups[axis] = group
+        return self._run.axis_groups[axis]
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -119,7 +122,8 @@ class Context:
         Accepts a map-style torch DataLoader, torchdata's StatefulDataLoader, or anything iterable
         with state_dict and load_state_dict. An undone block gets its batches again.
         """
-        batches = Batches(source, DATA_SEED, self._run.guard_batches)
+        with self._run.binding.asking():
+            batches = Batches(source, DATA_SEED, self._run.guard_batches)
         self._run.tracked.add_batches(batches)
         return batches
 
@@ -136,9 +140,9 @@ class Context:
         return self._run.steps(total, closing)
 
     def on_assigned(self, function: Callable[[], None]) -> None:
-        """Run `function` once the rank is fixed: at the start, and at a promotion."""
-        if self._run.role.generation:
-            function()
+        """Run `function` before the first step, once the rank is fixed: at the start, and again at
+        a promotion. Open writers there, seed by rank there."""
+        self._run.binding.on_assigned.append(function)
 
     def after(self, step: Step, function: Callable[[], None]) -> None:
         """Run `function` when `step` is committed; not at all when it is undone."""

@@ -208,6 +208,10 @@ class LinkGroup(dist.ProcessGroup):
         """The name that the backend is registered under."""
         return "trainmover"
 
+    def getRank(self) -> int:
+        """Of this process in the group; another one after `rebind`."""
+        return self.engine.rank
+
     def getGroupName(self) -> str:
         """torch's name of the group."""
         return self._name

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import structlog
+import torch.distributed as dist
 
 from trainmover.runtime import rng
 from trainmover.runtime.admission import Admission, Issued, Mode
 from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
+from trainmover.runtime.binding import Binding, same_role_class
 from trainmover.runtime.block import Step
 from trainmover.runtime.engine import Wiring
 from trainmover.runtime.faults import Faults
@@ -43,6 +45,8 @@ from trainmover.schemas.local import Beat
 log = structlog.get_logger()
 
 COLLECTIVE_S = 600.0
+TAIL_STEPS = 3
+"""In so many steps a collective after the optimizer is looked for."""
 MIN_SHADOW, MAX_SHADOW = 2, 5
 """DDP needs 2 steps to settle, with static_graph 3 (measured; docs/design/standby.md)."""
 
@@ -52,9 +56,17 @@ class Performance:
     the callbacks of groups."""
 
     def __init__(
-        self, env: WorkerEnvironment, role: Role, seat: Seat, links: Links, reporter: Reporter
+        self,
+        env: WorkerEnvironment,
+        role: Role,
+        seat: Seat,
+        links: Links,
+        reporter: Reporter,
+        binding: Binding,
     ) -> None:
         self.env, self.role, self.seat, self.links, self.reporter = env, role, seat, links, reporter
+        self.binding = binding
+        self.axis_groups: dict[str, dist.ProcessGroup] = {}
         self.started = time.monotonic()
         self.tracked = Tracked()
         self.loop = Loop()
@@ -62,12 +74,13 @@ class Performance:
         self.admission = Admission(mode=Mode.SETUP if role.live else Mode.ECHO)
         self.gate = Gate()
         self.vote = Vote(seat, links.control, links.control_fence, role.rank, role.placement)
-        self.recovery = Recovery(seat, links, self.tracked, self.vote, self.loop)
+        self.recovery = Recovery(seat, links, self.tracked, self.vote, self.loop, self._rebind)
         self.faults = Faults(env.faults, env.worker, self._announce, links.cut_one)
         self.steplog = StepLog(env.step_digests, role.rank, env.worker)
         self.joined_at: int | None = None
         self.reported: dict[str, float] = {}
         self.averages: dict[str, float] = {}
+        self.replica_digests: dict[str, str] = {}
         self.stop_wanted = False
         self.let_update = False
         self.before_update: Callable[[], None] | None = None
@@ -78,9 +91,11 @@ class Performance:
         self._last_commit = self.started
         self._last_s = 0.0
         self._armed_step = 0
+        self._bound = "set-up" if role.live else "again"
         self._late_named: set[str] = set()
+        self._tail_named = False
         self._aborts: set[tuple[int, int]] = set()
-        wiring = Wiring(
+        self._wiring = Wiring(
             mesh=links.data,
             fence=links.data_fence,
             admission=self.admission,
@@ -88,14 +103,44 @@ class Performance:
             on_broken=self.link_broken,
             timeout_s=COLLECTIVE_S,
         )
-        os.environ.update(
-            RANK=str(role.rank),
-            WORLD_SIZE=str(role.layout.world_size),
-            LOCAL_RANK=str(env.local_index),
-        )
+        self._set_variables()
         # A script that seeds nothing is reproducible too, and differs between ranks.
         rng.seed_all(rng.seed_from("train", role.rank))
-        self.factory = init_torch_distributed(wiring, role.rank, role.layout.world_size)
+        self.factory = init_torch_distributed(self._wiring, role.rank, role.layout.world_size)
+
+    def _set_variables(self) -> None:
+        """torchrun's variables keep their meaning."""
+        os.environ.update(
+            RANK=str(self.role.rank),
+            WORLD_SIZE=str(self.role.layout.world_size),
+            LOCAL_RANK=str(self.env.local_index),
+        )
+
+    def _rebind(self, role: Role) -> bool:
+        """Go on with the parked call as another rank; False: `train` has to run again."""
+        layout, groups = role.layout, self.factory.groups
+        world = tuple(range(layout.world_size))
+        axes = {group: axis for axis, group in self.axis_groups.items()}
+        known = all(g.engine.ranks == world or g in axes for g in groups)
+        same = same_role_class(layout, self.role.rank, role.rank)
+        if not (self.binding.rebindable and self.in_loop and known and same):
+            return False
+        self.role = self.seat.role = role
+        self._set_variables()
+        self.links.renew(role.placement)
+        self._wiring.mesh = self.links.data
+        ranks_of = {
+            g: world if g.engine.ranks == world else layout.peers(role.rank, axes[g])
+            for g in groups
+        }
+        self.factory.rebind(role.rank, ranks_of)
+        self.vote.rebind(self.links.control, role.rank, role.placement)
+        with self.binding.asking():
+            self.tracked.rebuild_batches()
+        self.binding.assigned()
+        self.steplog = StepLog(self.env.step_digests, role.rank, self.env.worker)
+        self._bound = "rebound"
+        return True
 
     def close(self) -> None:
         self.gate.close()
@@ -113,6 +158,9 @@ class Performance:
         self.gate.watch(self.tracked.optimizers)
         self.tracked.check()
         self.admission.mode = Mode.CLOSED
+        if self.role.generation:
+            self.binding.assigned()
+        self.binding.open = False
         yield from self._shadow_steps()
         self._take_part()
         while True:
@@ -175,6 +223,7 @@ class Performance:
         else:
             self.beat("parked")
             self.recovery.park()
+        if not self.role.live:
             self.joined_at = seat.position.committed
         shards = {name: self._shard(name) for name in self.tracked.sharded_over}
         self._say(
@@ -183,6 +232,7 @@ class Performance:
             generation=seat.position.generation,
             shards=shards,
             setup_s=seconds,
+            bound=self._bound,
         )
 
     def _first_extras(self) -> None:
@@ -234,9 +284,32 @@ class Performance:
         for owner, hook in hooks:
             if owner is step:
                 hook()
+        if position.committed == 1:
+            self.replica_digests = {
+                f"{name}/{self._shard(name)}": digest
+                for name, digest in self.tracked.object_digests().items()
+            }
+        self._warn_of_the_tail()
         self.beat("step")
         if poisoned:
             self.aborted(step.number + 1, "a collective after the vote was cut off")
+
+    def watch_the_tail(self) -> None:
+        """From the vote's result to the end of the block, in the first steps."""
+        if self.seat.position.committed < TAIL_STEPS:
+            self.admission.trace = []
+
+    def _warn_of_the_tail(self) -> None:
+        tail, self.admission.trace = self.admission.trace, None
+        if tail and not self._tail_named:
+            self._tail_named = True
+            log.warning(
+                "collective.after_the_update",
+                op=tail[0].op,
+                group=tail[0].group,
+                advice="a rank that is cut off there must take its state from another one, and if "
+                "all are, the job ends; communicate before optimizer.step() or use step.report()",
+            )
 
     def aborted(self, step: int, cause: str) -> None:
         """RELINK: with nobody dead this leads to a plan for the same workers."""

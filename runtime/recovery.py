@@ -6,7 +6,7 @@ piece is asked for by the mover and may be cut short by a newer plan.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -18,7 +18,7 @@ from trainmover.runtime.fence import Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.links import Links
 from trainmover.runtime.loop import Loop
-from trainmover.runtime.seat import Seat
+from trainmover.runtime.seat import Role, Seat
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
 from trainmover.schemas.commands import Decided, Pull, Resume, Stage, Switch
@@ -44,6 +44,17 @@ FAILURES = (
 """What can keep a piece from being done; anything else is a bug and ends the worker."""
 
 
+def joiner_role(decided: Decided, worker: str) -> Role:
+    """What a decision makes of a worker that holds no state yet."""
+    return Role(
+        rank=next(m.rank for m in decided.members if m.worker == worker),
+        layout=decided.layout,
+        generation=decided.generation,
+        members=decided.members,
+        placement=decided.placement,
+    )
+
+
 class Rerun(BaseException):
     """Unwinds `train`: it runs again from the top, for another rank or another generation."""
 
@@ -55,9 +66,17 @@ class Retired(BaseException):
 class Recovery:
     """Per role: the tracked state and the vote are those of this run of `train`."""
 
-    def __init__(self, seat: Seat, links: Links, tracked: Tracked, vote: Vote, loop: Loop) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        links: Links,
+        tracked: Tracked,
+        vote: Vote,
+        loop: Loop,
+        rebind: Callable[[Role], bool],
+    ) -> None:
         self._seat, self._links, self._tracked, self._vote = seat, links, tracked, vote
-        self._loop = loop
+        self._loop, self._rebind = loop, rebind
 
     def park(self) -> None:
         """Blocks until the mover resumes this worker. Raises Rerun or Retired."""
@@ -130,16 +149,16 @@ class Recovery:
 
     def _obey(self, command: Decided) -> None:
         seat = self._seat
-        with seat.cond:
-            if command.setup_again:
+        if command.setup_again:
+            raise Rerun
+        if seat.position.phase is Phase.EMPTY:
+            wanted, role = joiner_role(command, seat.worker), seat.role
+            here = role is not None and role.generation and role.rank == wanted.rank
+            if not here and not self._rebind(wanted):
                 raise Rerun
-            if seat.position.phase is Phase.EMPTY:
-                own = [m.rank for m in command.members if m.worker == seat.worker]
-                role = seat.role
-                if role is None or role.generation == 0 or own != [role.rank]:
-                    raise Rerun
-                seat.reach(Stage.OBEYED, command.generation)
-                return
+            seat.reach(Stage.OBEYED, command.generation)
+            return
+        with seat.cond:
             after = commit.obey(seat.position, command.generation, command.target)
             if after is None or after.phase is not Phase.READY:
                 return

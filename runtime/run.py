@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from trainmover.runtime.aborts import StepAborted
+from trainmover.runtime.binding import Binding
 from trainmover.runtime.context import Context
 from trainmover.runtime.control import Control
 from trainmover.runtime.endpoint import Connection
@@ -18,6 +19,7 @@ from trainmover.runtime.recovery import (
     SWITCH_S,
     Rerun,
     Retired,
+    joiner_role,
     serve_extras,
     serve_state,
 )
@@ -37,8 +39,11 @@ beside a training thread that runs Python (measured; docs/design/groups.md)."""
 Train = Callable[[Context], None]
 
 
-def run(train: Train) -> None:
+def run(train: Train, *, rebindable: bool = False) -> None:
     """Runs `train(ctx)` until the job is over. Blocks; returns on the ranks, exits on standbys.
+
+    `rebindable` promises that nothing made before the first step depends on the rank within its
+    role class: a promoted standby then goes on without running `train` again. It is checked.
 
     Raises what `train` raises. Outside a job it says how to start one.
     """
@@ -50,7 +55,7 @@ def run(train: Train) -> None:
         )
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    worker = _Worker(env)
+    worker = _Worker(env, rebindable)
     try:
         worker.work(train)
     except Retired as retired:
@@ -67,8 +72,8 @@ def run(train: Train) -> None:
 class _Worker:
     """The parts of a worker that outlive a run of `train`."""
 
-    def __init__(self, env: WorkerEnvironment) -> None:
-        self._env = env
+    def __init__(self, env: WorkerEnvironment, rebindable: bool) -> None:
+        self._env, self._rebindable = env, rebindable
         self._links = Links(env)
         self._control = Control(env, self._links.end)
         self._seat = self._control.seat
@@ -98,7 +103,12 @@ class _Worker:
             self.had_rank |= role.generation > 0
             self._seat.start(role)
             performance = self._performance = Performance(
-                self._env, role, self._seat, self._links, self._reporter
+                self._env,
+                role,
+                self._seat,
+                self._links,
+                self._reporter,
+                Binding(self._rebindable),
             )
             try:
                 train(Context(performance))
@@ -171,14 +181,7 @@ class _Worker:
         if decided and decided.setup_again:
             return "unwound" if seat.stage < Stage.OBEYED else None
         if decided and seat.stage < Stage.OBEYED:
-            rank = next(m.rank for m in decided.members if m.worker == self._env.worker)
-            return Role(
-                rank=rank,
-                layout=decided.layout,
-                generation=decided.generation,
-                members=decided.members,
-                placement=decided.placement,
-            )
+            return joiner_role(decided, self._env.worker)
         if seat.stand_by is not None and orders.about == 0:
             layout = seat.stand_by.layout
             placement = (self._env.machine,) * layout.world_size

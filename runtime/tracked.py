@@ -65,6 +65,11 @@ class Tracked:
         """Tracks the position of a loader."""
         self._batches.append(batches)
 
+    def rebuild_batches(self) -> None:
+        """Make the loaders again that a factory made, for the rank that holds now."""
+        for batches in self._batches:
+            batches.rebuild()
+
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """All tracked optimizers, in the order they were tracked."""
@@ -162,6 +167,13 @@ class Tracked:
     def shared_digest(self) -> str:
         """xxh3_128 of the shared state, hex; equal on donor and joiner."""
         return self.shared().digest()
+
+    def object_digests(self) -> dict[str, str]:
+        """Tracked name -> xxh3_128 of its shared state; equal on ranks that hold the same shard."""
+        found = {n: Objects({n: m}, {}, {}) for n, m in self._modules.items()}
+        found |= {n: Objects({}, {n: o}, {}) for n, o in self._optimizers.items()}
+        found |= {n: Objects({}, {}, {n: o}) for n, o in self._others.items()}
+        return {name: objects.shared().digest() for name, objects in found.items()}
 
     def state_digest(self) -> str:
         """sha256 of everything tracked, shared and own, random state and data position included."""

@@ -34,26 +34,41 @@ FULL, WANTS_ACK = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What a rank, or a subtree, says about a step. `numbers`: name -> (sum, count)."""
+    """What a rank, or a subtree, says about a step."""
 
     failed: bool = False
     stop: bool = False
     numbers: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """What `step.report` got: name -> (sum, count)."""
+    replicas: dict[str, str] = field(default_factory=dict)
+    """After the first commit: `<object>/<shard>` -> digest of that rank's state of it."""
+    differing: tuple[str, ...] = ()
+    """Objects that two ranks of one shard have differently."""
 
     def plus(self, other: "Ballot") -> "Ballot":
         numbers = dict(self.numbers)
         for name, (total, count) in other.numbers.items():
             own_total, own_count = numbers.get(name, (0.0, 0))
             numbers[name] = (own_total + total, own_count + count)
-        return Ballot(self.failed or other.failed, self.stop or other.stop, numbers)
+        both = self.replicas.keys() & other.replicas.keys()
+        found = {k.partition("/")[0] for k in both if self.replicas[k] != other.replicas[k]}
+        return Ballot(
+            self.failed or other.failed,
+            self.stop or other.stop,
+            numbers,
+            {**self.replicas, **other.replicas},
+            tuple(sorted({*self.differing, *other.differing, *found})),
+        )
 
     def to_bytes(self) -> bytes:
-        return json.dumps([self.failed, self.stop, self.numbers]).encode()
+        fields = [self.failed, self.stop, self.numbers, self.replicas, self.differing]
+        return json.dumps(fields).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Ballot":
-        failed, stop, numbers = json.loads(data)
-        return cls(failed, stop, {k: (float(s), int(n)) for k, (s, n) in numbers.items()})
+        failed, stop, numbers, replicas, differing = json.loads(data)
+        counted = {k: (float(s), int(n)) for k, (s, n) in numbers.items()}
+        return cls(failed, stop, counted, replicas, tuple(differing))
 
     @property
     def averages(self) -> dict[str, float]:
@@ -66,19 +81,24 @@ class Vote:
     def __init__(
         self, seat: Seat, mesh: Mesh, fence: Fence, rank: int, placement: tuple[str, ...]
     ) -> None:
-        self._seat, self._mesh, self._fence, self.rank = seat, mesh, fence, rank
-        world = range(len(placement))
-        self.buddies = buddies(rank, placement)
-        self.neighbours = tuple(r for r in world if rank in buddies(r, placement))
-        """Ranks whose extras this one keeps."""
-        self._parent = (rank - 1) // 2 if rank else None
-        self._kids = tuple(r for r in (2 * rank + 1, 2 * rank + 2) if r in world)
+        self._seat, self._fence = seat, fence
+        self.rebind(mesh, rank, placement)
         self._votes: dict[tuple[int, int], Ballot] = {}
         self._results: dict[int, Ballot] = {}
         self._acks: set[tuple[int, int]] = set()
         self._introduced: set[int] = set()
         """Ranks whose full extras came in this generation: they wait for our acknowledgement."""
         self._sent: dict[str, bytes] = {}
+
+    def rebind(self, mesh: Mesh, rank: int, placement: tuple[str, ...]) -> None:
+        """Take the place of `rank` in the tree and among the buddies; no vote is open."""
+        self._mesh, self.rank = mesh, rank
+        world = range(len(placement))
+        self.buddies = buddies(rank, placement)
+        self.neighbours = tuple(r for r in world if rank in buddies(r, placement))
+        """Ranks whose extras this one keeps."""
+        self._parent = (rank - 1) // 2 if rank else None
+        self._kids = tuple(r for r in (2 * rank + 1, 2 * rank + 2) if r in world)
 
     # ---- extras
 

@@ -43,7 +43,7 @@ class WorkerEnvironment(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self | None:
-        """None when the process is no worker of a job; ValueError names what is wrong or missing."""
+        """None when the process is no worker of a job; ValueError names what is wrong."""
         if PREFIX + "WORKER" not in environ:
             return None
         found = {

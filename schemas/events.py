@@ -160,6 +160,8 @@ class RankReady(Event):
     shards: dict[str, str]
     """Name of a tracked object -> key of the shard this rank holds of it."""
     setup_s: Annotated[float, Field(ge=0)] = 0.0
+    bound: Literal["set-up", "again", "rebound"] = "set-up"
+    """A joiner ran `train` again for its rank, or its parked call went on (`rebindable`)."""
 
     def key(self) -> str:
         return f"{self.worker}/{self.generation}"

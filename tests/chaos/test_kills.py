@@ -196,3 +196,28 @@ def test_state_that_every_rank_lost_in_a_collective_after_the_update_ends_the_jo
         finished = run.finish()
     assert finished.code == 4, finished.output
     assert "clean" in finished.output or "no live rank holds" in finished.output
+
+
+@pytest.mark.concurrent
+@pytest.mark.timeout(240)
+def test_a_rebindable_script_goes_on_without_running_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with job(tmp_path, 2, "everything.py", "--rebindable") as run:
+        kill_at(run, ((1, "backward"), (0, "result"), (1, "commit")))
+        finished = run.finish()
+        bound = [e["bound"] for e in run.of("rank.ready")]
+    assert bound == ["set-up"] * 2 + ["rebound"] * 3
+    assert_same(finished, undisturbed(2))
+
+
+@pytest.mark.concurrent
+@pytest.mark.timeout(240)
+def test_a_rank_that_dies_in_set_up_sends_every_rank_through_set_up_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with job(tmp_path, 2, "everything.py", "--die-in-set-up") as run:
+        finished = run.finish()
+        (decided,) = run.of("migration.decided")
+    assert decided["setup_again"]
+    assert_same(finished, undisturbed(2))

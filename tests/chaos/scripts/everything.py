@@ -7,7 +7,10 @@ each rank waits until `<folder>/pace` allows it, so that a test can say when fau
 
 import argparse
 import json
+import os
 import random
+import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -42,12 +45,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--break-it", default="", help="a fault in the training itself")
+    parser.add_argument("--rebindable", action="store_true")
+    parser.add_argument("--die-in-set-up", action="store_true", help="rank 1 does, once")
     return parser.parse_args()
 
 
 def train(ctx: trainmover.Context) -> None:
     args = parse()
+    if args.die_in_set_up and ctx.rank == 1:
+        die_once(args.folder / "died")
     torch.manual_seed(5)
     body = nn.Sequential(
         nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
@@ -56,17 +62,20 @@ def train(ctx: trainmover.Context) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        Noisy(), ctx.size("dp"), ctx.coordinate("dp"), seed=3
-    )
-    data = ctx.batches(
-        DataLoader(Noisy(), batch_size=5, sampler=sampler, num_workers=args.loader_workers)
-    )
-    ctx.track(model=model, optimizer=optimizer, scaler=scaler)
-    if args.break_it != "untracked-scheduler":
-        ctx.track(scheduler=scheduler)
-    torch.manual_seed(100 + ctx.rank)
-    random.seed(200 + ctx.rank)
+
+    def loader() -> DataLoader[Any]:
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            Noisy(), ctx.size("dp"), ctx.coordinate("dp"), seed=3
+        )
+        return DataLoader(Noisy(), batch_size=5, sampler=sampler, num_workers=args.loader_workers)
+
+    def seed() -> None:
+        torch.manual_seed(100 + ctx.rank)
+        random.seed(200 + ctx.rank)
+
+    data = ctx.batches(loader)
+    ctx.track(model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler)
+    ctx.on_assigned(seed)
 
     for step in ctx.steps(args.steps, closing=True):
         wait_for_pace(ctx, step, args.folder / "pace")
@@ -100,6 +109,12 @@ def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
         out.write(json.dumps({"step": step, "samples": samples}) + "\n")
 
 
+def die_once(marker: Path) -> None:
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
     while not step.shadow and pace.exists():
         if step.number < int(pace.read_text()):
@@ -108,4 +123,4 @@ def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
 
 
 if __name__ == "__main__":
-    trainmover.run(train)
+    trainmover.run(train, rebindable="--rebindable" in sys.argv)
