@@ -26,9 +26,10 @@ from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
     MigrationPlanned,
+    RankReady,
+    StandbyWarmed,
     UserError,
     WorkerExited,
-    WorkerRegistered,
     WorkerStarted,
 )
 from trainmover.schemas.local import Beat, Crash, Telemetry
@@ -44,12 +45,14 @@ RETIRE_WITHIN_S = 5.0
 """After the end of the job the mover retires workers; then they are told, then made, to go."""
 TERMINATE_WITHIN_S = 2.0
 MAX_WARM_DEATHS = 3
+VERDICT_WITHIN_S = 3.0
+"""After the last worker ended for good, the services say why the job failed; or the agent does."""
 
 log = structlog.get_logger(__name__)
 
 
 class WorkersKeepFailing(RuntimeError):
-    """Worker after worker ended at once without registering: nothing is left to wait for."""
+    """Worker after worker ended before it was of use: nothing is left to wait for."""
 
 
 class Agent:
@@ -67,6 +70,7 @@ class Agent:
         self._beats: dict[str, Beat] = {}
         self._errors: dict[str, UserError] = {}
         self._outputs: dict[str, Output] = {}
+        self._shown: set[int] = set()
         self._exits: list[Exit] = []
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
@@ -125,8 +129,8 @@ class Agent:
     async def on_fact(
         self, worker: str, event: Event, time_s: float, stored: Callable[[], None]
     ) -> None:
-        if isinstance(event, WorkerRegistered) and worker in self._roster.places:
-            self._roster = self._roster.registered(worker)
+        if isinstance(event, RankReady | StandbyWarmed) and worker in self._roster.places:
+            self._roster = self._roster.useful(worker)
         await self._outbox.put(worker, event, time_s, stored)
 
     def on_beat(self, beat: Beat) -> None:
@@ -146,17 +150,21 @@ class Agent:
         """Start what is missing, unless the job is over."""
         if self._over.is_set():
             return
-        self._roster, missing = self._roster.missing(time.monotonic())
+        self._roster, missing = self._roster.missing()
         for place in missing:
             self._tasks.create_task(self._launch(place))
-        if self._roster.gave_up and not self._roster.places:
-            self._failure = (
-                f"{self._roster.quick_deaths} workers in a row ended at once and none registered:"
-                " does the script call trainmover.run(train)? Their output says why they ended"
-            )
+        if self._roster.gave_up:
+            deaths = f"{self._roster.early_deaths} workers in a row ended before they were of use"
+            log.error(f"{deaths} and are not replaced any more: their output says why")
+            if not self._roster.places:
+                self._tasks.create_task(self._despair(deaths))
+
+    async def _despair(self, why: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), VERDICT_WITHIN_S)
+        if self._end is None:
+            self._failure = f"{why}, and none is left: their output says why they ended"
             self._over.set()
-        elif self._roster.gave_up:
-            log.error("exited workers are not replaced", quick_deaths=self._roster.quick_deaths)
 
     async def _launch(self, place: Place) -> None:
         environment = self._settings.environment(place.worker, place.local_index)
@@ -165,6 +173,7 @@ class Agent:
             lambda: self._label(place.worker),
             self._show,
             self._settings.log_dir,
+            self._shown,
         )
         self._outputs[place.worker] = output
         try:
@@ -221,7 +230,7 @@ class Agent:
         await self._outbox.put(worker, event, time.time())
 
     def _exited(self, worker: str, code: int) -> None:
-        self._roster = self._roster.exited(worker, time.monotonic())
+        self._roster = self._roster.exited(worker)
         self._beats.pop(worker, None)
         self._changed.set()
         if not self._exits:

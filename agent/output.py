@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from trainmover.agent.tracebacks import Folded
+
 Show = Callable[[str, TextIO], None]
 """Write a line to stdout or stderr."""
 
@@ -55,9 +57,16 @@ class Output:
     """Output of one worker. `label` is asked at each line, since a standby becomes a rank."""
 
     def __init__(
-        self, worker: str, label: Callable[[], str], show: Show, log_dir: Path | None
+        self,
+        worker: str,
+        label: Callable[[], str],
+        show: Show,
+        log_dir: Path | None,
+        shown: set[int],
     ) -> None:
+        """`shown`: tracebacks that were shown already (tracebacks.py)."""
         self._label = label
+        self._folded = Folded(shown)
         self._show = show
         self._open = 0
         self._ended = asyncio.Event()
@@ -87,7 +96,8 @@ class Output:
     def _take(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self.tail.append(text)
-        self._show(f"[{self._label()}] {text}", stream)
+        for shown in self._folded.feed(text) if stream is sys.stderr else (text,):
+            self._show(f"[{self._label()}] {shown}", stream)
 
     def _keep_raw(self, data: bytes) -> None:
         if self._file is not None:
@@ -97,6 +107,8 @@ class Output:
         self._open -= 1
         if self._open:
             return
+        for text in self._folded.rest():
+            self._show(f"[{self._label()}] {text}", sys.stderr)
         self._ended.set()
         if self._file is not None:
             self._file.close()
@@ -111,6 +123,6 @@ def show_plain(line: str, stream: TextIO) -> None:
 def label(worker: str, *, rank: int | None, phase: str) -> str:
     """`rank 1`, `standby w5`, or `w5` before it is either."""
     short = worker.rpartition("-")[2]
-    if phase in ("shadow", "standby"):
-        return f"standby {short}"
-    return short if rank is None else f"rank {rank}"
+    if rank is not None:
+        return f"rank {rank}"
+    return f"standby {short}" if phase in ("shadow", "standby") else short

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-QUICK_DEATH_S = 2.0
-"""A worker that ends sooner without registering did not fail by chance."""
-MAX_QUICK_DEATHS = 5
+MAX_EARLY_DEATHS = 5
+"""Workers in a row that ended before they were of use: more would not fare better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +13,9 @@ class Place:
 
     worker: str
     local_index: int
-    started_s: float
     pid: int = 0
-    registered: bool = False
+    useful: bool = False
+    """It held a rank that was set up, or was a warm standby."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +26,24 @@ class Roster:
     next_number: int = 0
     """Names grow and never repeat within the run: a restarted worker is a new worker."""
     places: dict[str, Place] = field(default_factory=dict)
-    quick_deaths: int = 0
-    """In a row, without any worker that registered in between."""
+    early_deaths: int = 0
+    """In a row: workers that ended before they were of use."""
 
     @property
     def gave_up(self) -> bool:
-        return self.quick_deaths >= MAX_QUICK_DEATHS
+        return self.early_deaths >= MAX_EARLY_DEATHS
 
-    def missing(self, now_s: float) -> tuple["Roster", tuple[Place, ...]]:
+    def missing(self) -> tuple["Roster", tuple[Place, ...]]:
         """The roster with the workers that must be started now, and those workers.
 
-        A worker takes the lowest free local index. After `MAX_QUICK_DEATHS` none is started.
+        A worker takes the lowest free local index. After `MAX_EARLY_DEATHS` none is started.
         """
         if self.gave_up:
             return self, ()
         taken = {place.local_index for place in self.places.values()}
         free = [index for index in range(self.size) if index not in taken]
         new = tuple(
-            Place(f"{self.machine}-w{self.next_number + n}", index, now_s)
+            Place(f"{self.machine}-w{self.next_number + n}", index)
             for n, index in enumerate(free)
         )
         places = {**self.places, **{place.worker: place for place in new}}
@@ -53,15 +52,14 @@ class Roster:
     def started(self, worker: str, pid: int) -> "Roster":
         return self._with(replace(self.places[worker], pid=pid))
 
-    def registered(self, worker: str) -> "Roster":
-        return replace(self._with(replace(self.places[worker], registered=True)), quick_deaths=0)
+    def useful(self, worker: str) -> "Roster":
+        return replace(self._with(replace(self.places[worker], useful=True)), early_deaths=0)
 
-    def exited(self, worker: str, now_s: float) -> "Roster":
-        place = self.places[worker]
-        quick = not place.registered and now_s - place.started_s < QUICK_DEATH_S
-        places = {name: other for name, other in self.places.items() if name != worker}
-        deaths = self.quick_deaths + 1 if quick else self.quick_deaths
-        return replace(self, places=places, quick_deaths=deaths)
+    def exited(self, worker: str) -> "Roster":
+        early = not self.places[worker].useful
+        places = {name: place for name, place in self.places.items() if name != worker}
+        deaths = self.early_deaths + 1 if early else self.early_deaths
+        return replace(self, places=places, early_deaths=deaths)
 
     def _with(self, place: Place) -> "Roster":
         return replace(self, places={**self.places, place.worker: place})

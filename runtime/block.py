@@ -133,7 +133,7 @@ class Step:
         while not seat.wait(
             lambda: seat.retired is not None or _decision(run) is not None, SAY_EVERY_S
         ):
-            log.info("step.held", step=self.number, waits_for="the mover's decision")
+            log.warning("step.held", step=self.number, waits_for="the mover's decision")
         with seat.cond:
             if seat.retired is not None:
                 raise Retired(seat.retired)

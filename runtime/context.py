@@ -56,7 +56,7 @@ class Context:
     @property
     def shadow(self) -> bool:
         """True in shadow steps and their set-up: what runs now leaves nothing behind."""
-        return not self._run.role.live and not self._run.seat.set_up
+        return self._run.shadowing
 
     def coordinate(self, axis: str) -> int:
         if axis not in PROGRAM_AXES:

@@ -86,6 +86,8 @@ class Performance:
         self.before_update: Callable[[], None] | None = None
         self.poisoned = 0
         self.in_loop = self.finished = False
+        self.shadowing = not role.live
+        """What runs now leaves nothing behind."""
         self.digest = ""
         self.after_hooks: list[tuple[Step, Callable[[], None]]] = []
         self._last_commit = self.started
@@ -160,9 +162,10 @@ class Performance:
         self.admission.mode = Mode.CLOSED
         if self.role.generation:
             self.binding.assigned()
-        self.binding.open = False
+        self.binding.open, self.shadowing = False, True
         yield from self._shadow_steps()
         self._take_part()
+        self.shadowing = False
         while True:
             if self.seat.position.ended:
                 self.beat("parked")

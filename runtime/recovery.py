@@ -111,9 +111,9 @@ class Recovery:
     def _next(self) -> Decided | Pull | Switch | Resume:
         while not self._seat.wait(lambda: self._due() is not None, SAY_EVERY_S):
             with self._seat.cond:
-                log.info(
-                    "recovery.waits", stage=self._seat.stage.name, about=self._seat.orders.about
-                )
+                if self._seat.position.phase is not Phase.EMPTY:
+                    about, stage = self._seat.orders.about, self._seat.stage
+                    log.warning("recovery.waits", generation=about, reached=stage.name)
         with self._seat.cond:
             if self._seat.retired is not None:
                 raise Retired(self._seat.retired)

@@ -36,6 +36,9 @@ SWITCH_INTERVAL_S = 0.0001
 """CPython's thread switch interval: at its 5 ms a communication thread waits 100 times longer
 beside a training thread that runs Python (measured; docs/design/groups.md)."""
 
+LOG_LEVEL = "TRAINMOVER_LOG"
+"""debug, info, warning (default), error: what workers say about themselves on stderr."""
+
 Train = Callable[[Context], None]
 
 
@@ -53,7 +56,10 @@ def run(train: Train, *, rebindable: bool = False) -> None:
             "this script runs under TrainMover: start it with\n"
             f"    trainmover run --nproc-per-node 2 --standbys 1 {sys.argv[0]}"
         )
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(os.environ.get(LOG_LEVEL, "warning")),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     worker = _Worker(env, rebindable)
     try:
@@ -62,11 +68,11 @@ def run(train: Train, *, rebindable: bool = False) -> None:
         if not worker.had_rank:
             raise SystemExit(0) from None
         log.info("worker.retired", reason=str(retired))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # Its links break when the process ends, so that nobody takes a crash for a broken link.
         worker.tell_crash(error)
         raise
-    finally:
-        worker.close()
+    worker.close()
 
 
 class _Worker:
@@ -115,10 +121,12 @@ class _Worker:
                 self._finish(performance)
             except Rerun:
                 log.info("train.again", rank=role.rank, generation=role.generation)
-            except StepAborted:
-                # Set-up was cut, or user code let the abort of a block pass: the plan decides.
-                if not performance.generation_ended:
+            except (StepAborted, Exception) as error:
+                # A cut set-up leaves zeros in collectives; what they lead to is no user error.
+                cut = isinstance(error, StepAborted) or not performance.in_loop
+                if not (performance.generation_ended and cut):
                     raise
+                log.info("train.cut", in_loop=performance.in_loop, error=str(error))
             finally:
                 performance.close()
 

@@ -3,6 +3,7 @@
 Axis names are torchtitan's (pp, dp_replicate, dp_shard, cp, tp, ep); ranks are row-major.
 """
 
+import re
 from math import prod
 from typing import Annotated, Self
 
@@ -11,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 REPLICATING = frozenset({"dp", "dp_replicate"})
 """Axes along which every rank holds the same shard."""
 
-AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+AXIS_NAME = "[a-z][a-z0-9_]*"
 
 
 class Axis(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    name: AxisName
+    name: Annotated[str, Field(pattern=f"^{AXIS_NAME}$")]
     size: PositiveInt
 
 
@@ -38,13 +39,16 @@ class Layout(BaseModel):
     @classmethod
     def parse(cls, text: str) -> Self:
         """`pp=2,dp=4` -> Layout. Raises ValueError that shows the form expected."""
-        axes = []
+        axes: list[Axis] = []
         for part in text.split(","):
-            name, equals, size = part.strip().partition("=")
-            if not equals or not size.isdecimal() or int(size) < 1:
+            name, _, size = part.strip().partition("=")
+            if not re.fullmatch(f"{AXIS_NAME}=0*[1-9][0-9]*", part.strip()):
                 raise ValueError(
-                    f"a layout is axis=size,axis=size (for instance pp=2,dp=4), got {text!r}"
+                    "a layout is axis=size,axis=size, names in lower case (for instance"
+                    f" pp=2,dp=4), got {text!r}"
                 )
+            if name in (axis.name for axis in axes):
+                raise ValueError(f"each axis stands once in a layout, got {text!r}")
             axes.append(Axis(name=name, size=int(size)))
         return cls(axes=tuple(axes))
 

@@ -11,6 +11,8 @@ STALLED = 3
 STATE_LOST = 4
 NO_PROGRESS = 5
 
+MAX_NEVER_RAN = 5
+"""More workers that end before they register are not waited for, however large the job."""
 MAX_MESSAGE_CHARS = 1_000
 MAX_TRACEBACK_CHARS = 12_000
 """The end of a traceback says most."""
@@ -23,9 +25,11 @@ def ending(state: State) -> JobCompleted | JobFailed | None:
     return (
         _completed(state)
         or _user_code(state)
+        or _never_ran(state)
         or _state_lost(state)
         or _too_many_failures(state)
         or _no_progress(state)
+        or _joiners_fail(state)
     )
 
 
@@ -97,6 +101,22 @@ def _words(error: UserError, why: str) -> str:
     return f"{head}: {message}\n{error.traceback[-MAX_TRACEBACK_CHARS:]}"
 
 
+def _never_ran(state: State) -> JobFailed | None:
+    """Nobody registers: the script ends before `trainmover.run`, and so would every other."""
+    assert state.submitted is not None
+    enough = min(state.submitted.layout.world_size, MAX_NEVER_RAN)
+    dead = [state.failed[worker] for worker in state.failed if worker in state.launched]
+    if state.registered or len(dead) < enough:
+        return None
+    evidence = "; ".join(dict.fromkeys(failure.evidence for failure in dead))
+    return failed(
+        state,
+        USER_CODE,
+        f"no worker reached trainmover.run(train): {evidence}; their output says why. A script that"
+        " ends without an error lacks that call: put `trainmover.run(train)` at its end",
+    )
+
+
 def _state_lost(state: State) -> JobFailed | None:
     aborted = state.assignments[-1].aborted if state.assignments else None
     if aborted is None or not aborted.state_lost:
@@ -124,4 +144,23 @@ def _no_progress(state: State) -> JobFailed | None:
         if num_incidents >= limit:
             reason = f"{num_incidents} incidents in a row at {target} committed steps, no progress"
             return failed(state, NO_PROGRESS, f"{reason} (--max-incidents)")
+    return None
+
+
+def _joiners_fail(state: State) -> JobFailed | None:
+    """Whoever takes over a rank fails before the job has gone on: so would the next."""
+    assert state.submitted is not None
+    limit = state.submitted.max_incidents
+    latest = state.assignments[-1].incident if state.assignments else ""
+    joiners = {
+        replacement.joiner: replacement.rank
+        for assignment in state.assignments
+        if latest and assignment.incident == latest
+        for replacement in assignment.replacements
+    }
+    lost = Counter(rank for joiner, rank in joiners.items() if joiner in state.unfit)
+    for rank, count in lost.items():
+        if count >= limit:
+            reason = f"{count} workers in a row took over rank {rank} and failed before a step"
+            return failed(state, NO_PROGRESS, f"{reason} was committed (--max-incidents)")
     return None

@@ -8,8 +8,9 @@ import pytest
 from trainmover.agent.imports import import_ahead, source_of, top_level
 from trainmover.agent.outbox import Outbox
 from trainmover.agent.output import MAX_LINE_BYTES, Lines, label
-from trainmover.agent.roster import MAX_QUICK_DEATHS, Roster, next_number
+from trainmover.agent.roster import MAX_EARLY_DEATHS, Roster, next_number
 from trainmover.agent.speech import Unfit, open_fact
+from trainmover.agent.tracebacks import Folded
 from trainmover.bus.port import Refused
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import JobCompleted, PeerLost, WorkerRegistered
@@ -76,33 +77,33 @@ def fresh(size: int = 3) -> Roster:
 
 
 def test_a_machine_starts_with_all_its_places() -> None:
-    roster, new = fresh().missing(0.0)
+    roster, new = fresh().missing()
     assert [(p.worker, p.local_index) for p in new] == [("m-w0", 0), ("m-w1", 1), ("m-w2", 2)]
-    assert roster.missing(0.0)[1] == ()
+    assert roster.missing()[1] == ()
 
 
 def test_a_worker_that_exits_is_followed_by_a_new_one_in_its_place() -> None:
-    roster, _ = fresh().missing(0.0)
-    roster, new = roster.exited("m-w1", 10.0).missing(10.0)
+    roster, _ = fresh().missing()
+    roster, new = roster.exited("m-w1").missing()
     assert [(p.worker, p.local_index) for p in new] == [("m-w3", 1)]
 
 
-def test_workers_that_die_at_once_are_replaced_only_so_often() -> None:
+def test_workers_that_die_before_they_are_of_use_are_replaced_only_so_often() -> None:
     roster, starts = fresh(1), 0
-    for _ in range(2 * MAX_QUICK_DEATHS):
-        roster, new = roster.missing(0.0)
+    for _ in range(2 * MAX_EARLY_DEATHS):
+        roster, new = roster.missing()
         starts += len(new)
         for place in new:
-            roster = roster.exited(place.worker, 0.1)
-    assert starts == MAX_QUICK_DEATHS
+            roster = roster.exited(place.worker)
+    assert starts == MAX_EARLY_DEATHS
     assert roster.gave_up
 
 
-def test_a_worker_that_registers_shows_that_workers_can_live() -> None:
+def test_a_worker_that_was_of_use_shows_that_workers_can_live() -> None:
     roster = fresh(1)
-    for _ in range(2 * MAX_QUICK_DEATHS):
-        roster, (place,) = roster.missing(0.0)
-        roster = roster.registered(place.worker).exited(place.worker, 0.1)
+    for _ in range(2 * MAX_EARLY_DEATHS):
+        roster, (place,) = roster.missing()
+        roster = roster.useful(place.worker).exited(place.worker)
     assert not roster.gave_up
 
 
@@ -207,8 +208,31 @@ def test_a_line_without_an_end_is_bounded() -> None:
 
 def test_a_line_is_labelled_with_what_its_worker_is() -> None:
     assert label("m-w1", rank=1, phase="step") == "rank 1"
-    assert label("m-w5", rank=1, phase="standby") == "standby w5"
+    assert label("m-w1", rank=1, phase="shadow") == "rank 1"
+    assert label("m-w5", rank=None, phase="standby") == "standby w5"
     assert label("m-w5", rank=None, phase="starting") == "w5"
+
+
+TRACEBACK = ("Traceback (most recent call last):", '  File "t.py", line 1', "    f()")
+
+
+def folded(shown: set[int], *lines: str) -> list[str]:
+    fold = Folded(shown)
+    return [shown for line in lines for shown in fold.feed(line)] + fold.rest()
+
+
+def test_a_traceback_is_shown_in_full_once_and_then_named_only() -> None:
+    shown: set[int] = set()
+    first = ("a", *TRACEBACK, "ValueError: no", "b")
+    assert folded(shown, *first) == list(first)
+    second = folded(shown, *TRACEBACK, "ValueError: no, rank 1", "b")
+    assert second == ["ValueError: no, rank 1 (its traceback stands above)", "b"]
+    elsewhere = (*TRACEBACK[:2], "    g()", "ValueError: no")
+    assert folded(shown, *elsewhere) == list(elsewhere)
+
+
+def test_a_traceback_that_is_cut_off_is_shown() -> None:
+    assert folded(set(), *TRACEBACK) == list(TRACEBACK)
 
 
 def test_a_missing_script_is_named() -> None:
