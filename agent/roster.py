@@ -43,8 +43,7 @@ class Roster:
         taken = {place.local_index for place in self.places.values()}
         free = [index for index in range(self.size) if index not in taken]
         new = tuple(
-            Place(f"{self.machine}-w{self.next_number + n}", index)
-            for n, index in enumerate(free)
+            Place(f"{self.machine}-w{self.next_number + n}", index) for n, index in enumerate(free)
         )
         places = {**self.places, **{place.worker: place for place in new}}
         return replace(self, next_number=self.next_number + len(new), places=places), new

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import structlog
 import torch.distributed as dist
@@ -380,18 +381,17 @@ class Performance:
 
     def beat(self, phase: str) -> None:
         position = self.seat.position
-        self.reporter.beat(
-            Beat(
-                worker=self.env.worker,
-                rank=self.role.rank if self.role.generation else None,
-                generation=position.generation,
-                phase=phase,
-                committed=position.committed,
-                step_s=self._last_s,
-                numbers=self.averages,
-            ),
-            now=phase not in ("vote", "step", "shadow"),
+        beat = partial(
+            Beat,
+            worker=self.env.worker,
+            rank=self.role.rank if self.role.generation else None,
+            generation=position.generation,
+            phase=phase,
+            committed=position.committed,
+            step_s=self._last_s,
+            numbers=self.averages,
         )
+        self.reporter.beat(beat, now=phase not in ("vote", "step", "shadow"))
 
     def _say(self, model: type, **fields: object) -> None:
         self.reporter.fact(

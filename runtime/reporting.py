@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import structlog
 
@@ -33,7 +34,7 @@ class Reporter:
         self._facts: deque[Fact] = deque()
         self._unsent: deque[Fact] = deque()
         self._next_id = 1
-        self._beat = Beat(worker=worker)
+        self._beat: Callable[[], Beat] = lambda: Beat(worker=worker)
         self._urgent = False
         self._crash: Crash | None = None
         self._closed = False
@@ -59,7 +60,8 @@ class Reporter:
             self._unsent.append(fact)
             self._cond.notify_all()
 
-    def beat(self, beat: Beat, *, now: bool = False) -> None:
+    def beat(self, beat: Callable[[], Beat], *, now: bool = False) -> None:
+        """What to say next time; made only then, since most beats are overtaken by the next."""
         with self._cond:
             self._beat = beat
             if now and not self._urgent:
@@ -138,7 +140,7 @@ class Reporter:
             with self._cond:
                 self._crash = None
                 self._cond.notify_all()
-        self._send(sock, beat.model_dump_json())
+        self._send(sock, beat().model_dump_json())
         return time.monotonic()
 
     def _send(self, sock: socket.socket, line: str) -> None:

@@ -65,6 +65,7 @@ def run(train: Train, *, rebindable: bool = False) -> None:
     try:
         worker.work(train)
     except Retired as retired:
+        worker.close()
         if not worker.had_rank:
             raise SystemExit(0) from None
         log.info("worker.retired", reason=str(retired))
@@ -72,7 +73,6 @@ def run(train: Train, *, rebindable: bool = False) -> None:
         # Its links break when the process ends, so that nobody takes a crash for a broken link.
         worker.tell_crash(error)
         raise
-    worker.close()
 
 
 class _Worker:
@@ -224,7 +224,8 @@ class _Worker:
         if performance is not None:
             serve_state(self._seat, performance.tracked, connection)
 
-    def tell_crash(self, error: Exception) -> None:
+    def tell_crash(self, error: BaseException) -> None:
+        """Blocks until the agent has it, 2 s at most."""
         performance = self._performance
         position = self._seat.position
         role = performance.role if performance else None
@@ -241,6 +242,7 @@ class _Worker:
                 ),
             )
         )
+        self._reporter.flush(deadline_s=2)
 
     def close(self) -> None:
         self._reporter.flush(deadline_s=2)

@@ -40,58 +40,79 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     return get
 
 
-def kill_at(run: Job, points: tuple[tuple[int, str], ...], first_step: int = 2) -> None:
-    """Kills (rank, point) after (rank, point), each once the next standby has parked."""
-    allowed = first_step
+def kill_at(run: Job, points: tuple[tuple[int, str], ...], allowed: int = 2) -> int:
+    """Kills (rank, point) after (rank, point), each once the next standby has parked.
+
+    Returns the step up to which the script may go afterwards.
+    """
+    done = len(run.of("migration.completed"))
     run.pace(allowed)
-    for count, (rank, point) in enumerate(points, 1):
+    for count, (rank, point) in enumerate(points, done + 1):
         run.wait_for("a parked standby", lambda: bool(run.parked()))
         run.inject(f"kill:worker={run.assignment()[rank]},at={point}")
         allowed += 3
         run.pace(allowed)
         run.recovered(count)
-    run.pace(STEPS + 1)
+    return allowed
+
+
+def kill_from_outside(run: Job, kills: int, draw: random.Random, allowed: int) -> int:
+    """SIGKILLs at moments that the seed draws; returns as `kill_at`."""
+    done = len(run.of("migration.completed"))
+    for count in range(done + 1, done + kills + 1):
+        run.wait_for("a parked standby", lambda: bool(run.parked()))
+        worker = run.assignment()[draw.randrange(2)]
+        run.pace(allowed + 1)
+        time.sleep(draw.uniform(0, 0.15))  # the moment is the subject of this test
+        os.kill(run.pid(worker), signal.SIGKILL)
+        allowed += 2
+        run.pace(allowed)
+        run.recovered(count)
+    return allowed
+
+
+def cut_a_link(run: Job, allowed: int) -> int:
+    """A link between living ranks breaks: the same workers go on; returns as `kill_at`."""
+    done, workers = len(run.of("migration.completed")), run.assignment()
+    run.inject(f"cut:worker={workers[1]},at=forward")
+    run.pace(allowed + 3)
+    run.recovered(done + 1)
+    assert run.assignment() == workers
+    assert run.of("migration.planned")[-1]["kind"] == "relink"
+    return allowed + 3
 
 
 @pytest.mark.concurrent
 @pytest.mark.timeout(240)
-def test_a_kill_at_every_point_of_a_step_changes_nothing(
+def test_kills_at_every_point_and_from_outside_and_a_broken_link_change_nothing(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     draw = random.Random(1)
     points = tuple((draw.randrange(2), point) for point in IN_A_STEP)
     with job(tmp_path, 2) as run:
-        kill_at(run, points)
+        allowed = kill_at(run, points)
+        allowed = cut_a_link(run, allowed)
+        kill_from_outside(run, 3, draw, allowed)
+        run.pace(STEPS + 1)
         assert_same(run.finish(), undisturbed(2))
 
 
 @pytest.mark.concurrent
-@pytest.mark.full
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("nproc", [2, 4])
-@pytest.mark.parametrize("rank", [0, 1, 2, 3])
-def test_a_kill_of_every_rank_at_every_point_changes_nothing(
-    tmp_path: Path, undisturbed: Undisturbed, nproc: int, rank: int
-) -> None:
-    if rank >= nproc:
-        pytest.skip(f"dp={nproc} has no rank {rank}")
-    with job(tmp_path, nproc) as run:
-        kill_at(run, tuple((rank, point) for point in IN_A_STEP))
-        assert_same(run.finish(), undisturbed(nproc))
-
-
-@pytest.mark.concurrent
 @pytest.mark.timeout(240)
-def test_kills_in_the_first_two_steps_and_the_last_and_after_the_loop_change_nothing(
+def test_kills_in_the_first_steps_and_the_last_and_after_the_loop_leave_stayers_as_they_are(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     with job(tmp_path, 4, standbys=2) as run:
         for count, (rank, step) in enumerate([(1, 0), (2, 1)], 1):
             run.pace(step)
             run.wait_for("a parked standby", lambda: bool(run.parked()))
+            run.wait_for("four ranks", lambda: len(run.of("rank.ready")) >= 4)
+            stayers = {r: w for r, w in run.assignment().items() if r != rank}
+            before = {r: run.sockets(w) for r, w in stayers.items()}
             run.inject(f"kill:worker={run.assignment()[rank]},step={step},at=backward")
             run.pace(step + 1)
             run.recovered(count)
+            assert_stayers_kept_their_sockets(run, stayers, before)
         run.wait_for("two parked standbys", lambda: len(run.parked()) == 2)
         run.inject(f"kill:worker={run.assignment()[0]},step={STEPS},at=vote")
         run.inject(f"kill:worker={run.assignment()[1]},step={STEPS + 1},at=end")
@@ -100,115 +121,34 @@ def test_kills_in_the_first_two_steps_and_the_last_and_after_the_loop_change_not
         assert len(run.of("worker.failed")) == 4
 
 
-@pytest.mark.concurrent
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.full)])
-def test_sigkills_from_outside_at_any_moment_change_nothing(
-    tmp_path: Path, undisturbed: Undisturbed, kills: int
+def assert_stayers_kept_their_sockets(
+    run: Job, stayers: dict[int, str], before: dict[int, set[str]]
 ) -> None:
-    draw = random.Random(kills)
-    with job(tmp_path, 2) as run:
-        for count in range(1, kills + 1):
-            run.pace(2 * count)
-            run.wait_for("a parked standby", lambda: bool(run.parked()))
-            worker = run.assignment()[draw.randrange(2)]
-            run.pace(2 * count + 1)
-            time.sleep(draw.uniform(0, 0.15))  # the moment is the subject of this test
-            os.kill(run.pid(worker), signal.SIGKILL)
-            run.pace(2 * count + 2)
-            run.recovered(count)
-        run.pace(STEPS + 1)
-        assert_same(run.finish(), undisturbed(2))
+    """The kernel's inodes say what the switch says that it opened, closed and kept."""
+    switched = run.of("migration.switched")[-1]
+    for rank, worker in stayers.items():
+        opened, closed, kept = switched["links"][str(rank)]
+        after = run.sockets(worker)
+        assert run.assignment()[rank] == worker
+        assert len(before[rank] - after) == closed > 0
+        assert len(after - before[rank]) == opened > 0
+        assert len(before[rank] & after) > kept > 0
 
 
 @pytest.mark.concurrent
 @pytest.mark.timeout(240)
-def test_stayers_keep_their_processes_and_their_sockets(tmp_path: Path) -> None:
-    with job(tmp_path, 4) as run:
-        run.pace(3)
-        run.wait_for("a parked standby", lambda: bool(run.parked()))
-        stayers = {r: w for r, w in run.assignment().items() if r != 2}
-        before = {r: run.sockets(w) for r, w in stayers.items()}
-        run.inject(f"kill:worker={run.assignment()[2]},at=backward")
-        run.pace(6)
-        run.recovered(1)
-        (switched,) = run.of("migration.switched")
-        for rank, worker in stayers.items():
-            opened, closed, kept = switched["links"][str(rank)]
-            after = run.sockets(worker)
-            assert run.assignment()[rank] == worker
-            assert len(before[rank] - after) == closed
-            assert len(after - before[rank]) == opened
-            assert len(before[rank] & after) > kept > 0
-        run.pace(STEPS + 1)
-        assert run.finish().code == 0
-
-
-@pytest.mark.concurrent
-@pytest.mark.timeout(240)
-def test_a_script_that_shards_by_rank_recovers(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    with job(tmp_path, 2, "by_rank.py") as run:
-        kill_at(run, ((1, "backward"), (0, "commit"), (1, "result"), (0, "frame")))
-        assert_same(run.finish(), undisturbed(2, "by_rank.py"))
-
-
-@pytest.mark.concurrent
-@pytest.mark.timeout(240)
-def test_loader_workers_neither_hide_a_death_nor_change_the_data(
+def test_a_rebindable_script_with_loader_workers_goes_on_without_running_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    with job(tmp_path, 2, "everything.py", "--loader-workers=2") as run:
-        kill_at(run, ((1, "forward"), (0, "optimizer")))
-        finished = run.finish()
-        lost = run.of("peer.lost")
-    assert_same(finished, undisturbed(2, "everything.py", "--loader-workers=2"))
-    assert lost, "the peer saw no end of file: a forked loader worker kept the socket open"
-
-
-@pytest.mark.concurrent
-@pytest.mark.timeout(240)
-def test_a_broken_link_between_two_living_ranks_is_opened_again(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with job(tmp_path, 2) as run:
-        run.pace(3)
-        run.wait_for("the ranks", lambda: len(run.of("rank.ready")) == 2)
-        workers = run.assignment()
-        run.inject(f"cut:worker={workers[1]},at=forward")
-        run.pace(6)
-        run.recovered(1)
-        assert run.assignment() == workers
-        assert run.of("migration.planned")[0]["kind"] == "relink"
+    with job(tmp_path, 2, "everything.py", "--rebindable", "--loader-workers=2") as run:
+        kill_at(run, ((1, "forward"), (0, "result"), (1, "optimizer")))
         run.pace(STEPS + 1)
-        assert_same(run.finish(), undisturbed(2))
-
-
-@pytest.mark.concurrent
-@pytest.mark.timeout(240)
-def test_state_that_every_rank_lost_in_a_collective_after_the_update_ends_the_job_with_4(
-    tmp_path: Path,
-) -> None:
-    with job(tmp_path, 2, "by_rank.py", "--mean-after-update") as run:
-        run.pace(3)
-        run.wait_for("a parked standby", lambda: bool(run.parked()))
-        run.inject(f"kill:worker={run.assignment()[1]},at=optimizer")
-        run.pace(6)
-        finished = run.finish()
-    assert finished.code == 4, finished.output
-    assert "clean" in finished.output or "no live rank holds" in finished.output
-
-
-@pytest.mark.concurrent
-@pytest.mark.timeout(240)
-def test_a_rebindable_script_goes_on_without_running_again(
-    tmp_path: Path, undisturbed: Undisturbed
-) -> None:
-    with job(tmp_path, 2, "everything.py", "--rebindable") as run:
-        kill_at(run, ((1, "backward"), (0, "result"), (1, "commit")))
         finished = run.finish()
         bound = [e["bound"] for e in run.of("rank.ready")]
+        lost = run.of("peer.lost")
     assert bound == ["set-up"] * 2 + ["rebound"] * 3
-    assert_same(finished, undisturbed(2))
+    assert lost, "the peer saw no end of file: a forked loader worker kept the socket open"
+    assert_same(finished, undisturbed(2, "everything.py", "--loader-workers=2"))
 
 
 @pytest.mark.concurrent
@@ -221,3 +161,58 @@ def test_a_rank_that_dies_in_set_up_sends_every_rank_through_set_up_again(
         (decided,) = run.of("migration.decided")
     assert decided["setup_again"]
     assert_same(finished, undisturbed(2))
+
+
+# ---- the full matrices
+
+
+@pytest.mark.concurrent
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("nproc", "rank"), [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)])
+def test_a_kill_of_every_rank_at_every_point_changes_nothing(
+    tmp_path: Path, undisturbed: Undisturbed, nproc: int, rank: int
+) -> None:
+    with job(tmp_path, nproc) as run:
+        kill_at(run, tuple((rank, point) for point in IN_A_STEP))
+        run.pace(STEPS + 1)
+        assert_same(run.finish(), undisturbed(nproc))
+
+
+@pytest.mark.concurrent
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_twenty_sigkills_from_outside_at_any_moment_change_nothing(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with job(tmp_path, 2) as run:
+        kill_from_outside(run, 20, random.Random(20), 1)
+        run.pace(STEPS + 1)
+        assert_same(run.finish(), undisturbed(2))
+
+
+@pytest.mark.concurrent
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_a_script_that_shards_by_rank_recovers(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    with job(tmp_path, 2, "by_rank.py") as run:
+        kill_at(run, ((1, "backward"), (0, "commit"), (1, "result"), (0, "frame")))
+        run.pace(STEPS + 1)
+        assert_same(run.finish(), undisturbed(2, "by_rank.py"))
+
+
+@pytest.mark.concurrent
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_state_that_every_rank_lost_in_a_collective_after_the_update_ends_the_job_with_4(
+    tmp_path: Path,
+) -> None:
+    with job(tmp_path, 2, "by_rank.py", "--mean-after-update") as run:
+        run.pace(3)
+        run.wait_for("a parked standby", lambda: bool(run.parked()))
+        run.inject(f"kill:worker={run.assignment()[1]},at=optimizer")
+        run.pace(6)
+        finished = run.finish()
+    assert finished.code == 4, finished.output
+    assert "collective.after_the_update" in finished.output
+    assert "no live rank holds" in finished.output

@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
 
 def train(ctx: trainmover.Context) -> None:
     args = parse()
-    if args.die_in_set_up and ctx.rank == 1:
+    if args.die_in_set_up and ctx.rank == 1 and not ctx.shadow:
         die_once(args.folder / "died")
     torch.manual_seed(5)
     body = nn.Sequential(

@@ -1,0 +1,246 @@
+"""The documents say what the code does: tables, diagram, flags and links are compared with it."""
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmover.cli import options
+from trainmover.cli.flags import REFUSED
+from trainmover.cli.main import parser
+from trainmover.runtime import commit
+from trainmover.runtime.commit import Phase, Position, ProtocolError
+from trainmover.schemas.events import EVENTS, ONCE_ONLY
+from trainmover.schemas.export import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PROTOCOL, OPERATIONS = ROOT / "docs/protocol.md", ROOT / "docs/operations.md"
+ROOMS = ("agent", "bus", "cli", "runtime", "schemas", "services")
+
+
+def rows(document: Path, first: str) -> list[list[str]]:
+    """Cells of the one table whose first column is headed `first`."""
+    lines = iter(document.read_text().splitlines())
+    assert any(line.startswith(f"| {first} |") for line in lines), f"{document}: no table {first}"
+    next(lines)
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def code(cell: str) -> str:
+    """The first thing in backticks."""
+    found = re.match(r"`([^`]+)`", cell)
+    assert found, f"expected `code`, got {cell!r}"
+    return found[1]
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.M | re.S)
+
+
+def anchors(document: Path) -> set[str]:
+    """Anchors of headings as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_a_document_lead_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{document.name} points to {link}"
+        assert not anchor or anchor in anchors(target), f"{document.name} points to {link}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_are_ascii(document: Path) -> None:
+    assert document.read_text().isascii()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_pages_that_comments_name_exist(room: str) -> None:
+    for source in (ROOT / room).rglob("*.py"):
+        for page in re.findall(r"\b[a-z]+\.md\b", source.read_text()):
+            found = [d for d in DOCUMENTS if d.name == page]
+            assert found, f"{source} names {page}, which does not exist"
+
+
+def test_every_design_page_is_listed() -> None:
+    design = ROOT / "docs/design"
+    listed = (design / "README.md").read_text()
+    pages = {path.name for path in design.iterdir() if path.suffix in (".md", ".py")}
+    assert {name for name in pages if f"({name})" not in listed} == {"README.md"}
+
+
+def test_the_folders_in_the_readme_exist() -> None:
+    tree = next(b for b in blocks(ROOT / "README.md", "text") if b.startswith("schemas/"))
+    for line in tree.splitlines():
+        assert (ROOT / line.split()[0]).is_dir(), line
+
+
+def test_a_word_stands_once_in_the_glossary_and_in_order() -> None:
+    words = [cells[0] for cells in rows(ROOT / "docs/glossary.md", "word")]
+    assert words == sorted(set(words))
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for document in DOCUMENTS:
+        for block in blocks(document, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["trainmover"]:
+                    yield f"{document.name}: {line}", words[1:]
+
+
+@pytest.mark.parametrize(("where", "words"), tuple(commands()), ids=lambda value: str(value)[:40])
+def test_commands_in_documents_are_understood(where: str, words: list[str]) -> None:
+    parser().parse_args(words)
+
+
+def run_flags() -> dict[str, Any]:
+    """Flag in its first spelling -> default, of `trainmover run`."""
+    run = argparse.ArgumentParser()
+    options.add_to(run)
+    refused = {name for flag in REFUSED for name in (flag, "--" + flag[2:].replace("-", "_"))}
+    shown = [a for a in run._actions if a.help != argparse.SUPPRESS and a.option_strings]
+    return {
+        a.option_strings[0]: a.default for a in shown if a.option_strings[0] not in {"-h", *refused}
+    }
+
+
+def test_the_table_of_flags_is_that_of_run() -> None:
+    told = {code(cells[0]).split()[0]: cells[1] for cells in rows(OPERATIONS, "flag")}
+    flags = run_flags()
+    assert told.keys() == flags.keys()
+    for name, default in told.items():
+        if default.isdecimal() or default.count(".") == 3:
+            assert str(flags[name]) in (default, f"{default}.0"), name
+        else:
+            assert flags[name] in (None, False, []), name
+
+
+def test_every_refused_flag_is_named() -> None:
+    text = OPERATIONS.read_text()
+    assert all(f"`{flag}`" in text for flag in REFUSED)
+
+
+def test_the_exit_codes_are_those_of_the_help() -> None:
+    told = {int(cells[0]): cells[1] for cells in rows(OPERATIONS, "code")}
+    text = " ".join(options.EXAMPLE.partition("exit codes: ")[2].split())
+    helped = {int(n): words for n, words in re.findall(r"(\d+) ([^,]+)(?:, |$)", text)}
+    assert told == helped
+
+
+def test_the_table_of_events_is_that_of_the_schemas() -> None:
+    table = rows(PROTOCOL, "event")
+    assert [code(cells[0]) for cells in table if cells[2] == "yes"] == list(ONCE_ONLY)
+    assert sorted(code(cells[0]) for cells in table) == sorted(EVENTS)
+    assert all(f"`{event}`" in OPERATIONS.read_text() for event in EVENTS)
+
+
+def test_events_that_nobody_says_are_marked_and_the_others_are_said() -> None:
+    sources = [
+        p.read_text()
+        for room in ("agent", "cli", "runtime", "services")
+        for p in (ROOT / room).rglob("*.py")
+    ]
+    for event, who, *_ in rows(PROTOCOL, "event"):
+        name = EVENTS[code(event)].__name__
+        said = any(
+            re.search(rf"(?<!case ){name}\((?!\))", s) or f"_say({name}" in re.sub(r"\s", "", s)
+            for s in sources
+        )
+        assert said is (who != "nobody yet"), event
+
+
+def test_the_table_of_commands_is_that_of_the_schemas() -> None:
+    assert {code(cells[0]) for cells in rows(PROTOCOL, "command")} == COMMANDS.keys()
+
+
+def test_every_limit_has_the_value_of_the_code() -> None:
+    for what, value, constant in rows(OPERATIONS, "what"):
+        parts = code(constant).split(".")
+        depth = 3 if parts[0] == "services" else 2
+        found: Any = importlib.import_module("trainmover." + ".".join(parts[:depth]))
+        for part in parts[depth:]:
+            found = getattr(found, part)
+        assert float(value) == found, what
+
+
+def rules_of_the_model() -> set[str]:
+    tree = ast.parse((ROOT / "docs/design/check_commit.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ALLRULES":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError("check_commit.py has no ALLRULES")
+
+
+def test_every_rule_of_the_model_stands_by_its_name_where_the_table_says() -> None:
+    table = rows(PROTOCOL, "rule")
+    assert {cells[0] for cells in table} == rules_of_the_model()
+    for rule, _, where in table:
+        for link in re.findall(r"\]\(([^)]+)\)", where):
+            text = (PROTOCOL.parent / link).read_text()
+            assert re.search(rf"\b{rule}\b", text), f"{rule} does not stand in {link}"
+
+
+# ---- the diagram of where a worker stands
+
+
+def moves(p: Position) -> Iterator[Callable[[], Position | None]]:
+    """Everything that may be done to a worker at this position, right or refused."""
+    g, target = p.promised, p.committed
+    yield lambda: commit.gathered(p)
+    yield lambda: commit.voted(p)
+    yield lambda: commit.failed(p)
+    yield lambda: commit.keep(p, p.generation, 1, target + 2)
+    yield lambda: commit.collect(p, g + 1)
+    yield lambda: commit.obey(p, g, target)
+    yield lambda: commit.obey(p, g, target + 1)
+    yield lambda: commit.restored(p, g, target)
+    for yes in (True, False):
+        yield lambda yes=yes: commit.result(p, p.generation, target, yes)
+        yield lambda yes=yes: commit.resume(p, g, target, last=yes)
+        yield lambda yes=yes: commit.applied(p, poisoned=False, last=yes)
+        yield lambda yes=yes: commit.applied(p, poisoned=True, last=yes)
+
+
+def transitions(max_generation: int = 3, max_steps: int = 2) -> set[tuple[str, str]]:
+    """Every change of phase that can be reached from a standby and from generation 1."""
+    found: set[tuple[str, str]] = set()
+    todo = [Position(), Position(generation=1, phase=Phase.COMPUTING, promised=1)]
+    seen: set[str] = set()
+    while todo:
+        before = todo.pop()
+        beyond = before.promised > max_generation or before.committed > max_steps
+        if beyond or repr(before) in seen:
+            continue
+        seen.add(repr(before))
+        for move in moves(before):
+            try:
+                after = move()
+            except ProtocolError:
+                continue
+            if after is not None:
+                todo.append(after)
+                if after.phase is not before.phase:
+                    found.add((before.phase.value, after.phase.value))
+    return found
+
+
+def test_the_diagram_of_phases_is_that_of_the_code() -> None:
+    (diagram,) = blocks(PROTOCOL, "mermaid")
+    drawn = set(re.findall(r"^ +(\w+) --> (\w+)", diagram, re.M))
+    assert drawn == transitions()
