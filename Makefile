@@ -20,7 +20,7 @@ check: $(STAMP)  ## formatting, lint, types, who imports whom, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests/unit -q
+	$(PYTEST) tests/unit -q -m "not full"
 
 test: check  ## everything but the full matrices; under 12 minutes on two cores
 	$(PYTEST) tests/integration tests/chaos -q -m 'not full and not gpu'

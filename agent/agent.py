@@ -153,18 +153,23 @@ class Agent:
         self._roster, missing = self._roster.missing()
         for place in missing:
             self._tasks.create_task(self._launch(place))
-        if self._roster.gave_up:
-            deaths = f"{self._roster.early_deaths} workers in a row ended before they were of use"
-            log.error(f"{deaths} and are not replaced any more: their output says why")
-            if not self._roster.places:
-                self._tasks.create_task(self._despair(deaths))
+        if self._roster.gave_up and not self._roster.places:
+            self._tasks.create_task(self._despair())
+        elif self._roster.gave_up:
+            log.error(f"{self._early_deaths()}; no other is started")
 
-    async def _despair(self, why: str) -> None:
+    async def _despair(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), VERDICT_WITHIN_S)
         if self._end is None:
-            self._failure = f"{why}, and none is left: their output says why they ended"
+            self._failure = f"{self._early_deaths()}, and none is left"
             self._over.set()
+
+    def _early_deaths(self) -> str:
+        return (
+            f"{self._roster.early_deaths} workers in a row ended before they were of use (their"
+            " output says why)"
+        )
 
     async def _launch(self, place: Place) -> None:
         environment = self._settings.environment(place.worker, place.local_index)

@@ -89,4 +89,4 @@ def _user_part(traceback: TracebackType | None) -> TracebackType | None:
     at = traceback
     while at is not None and at.tb_frame.f_code.co_filename in ours:
         at = at.tb_next
-    return at or traceback
+    return at

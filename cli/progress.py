@@ -36,6 +36,8 @@ TOLD = (
     JobStalled,
 )
 LINE_EVERY_S = 1.0
+REMIND_EVERY_S = 30.0
+"""While nothing can go on, a person hears why and what would help (invariant 7)."""
 NORMAL_STEPS = 20
 """A normal step is the median of this many before the incident."""
 NOT_TRAINING = ("starting", "shadow", "standby")
@@ -52,6 +54,8 @@ class Progress:
         self._told_at, self._told_step = float("-inf"), 0
         self._changed = asyncio.Event()
         self._hushed = False
+        self._stalled: JobStalled | None = None
+        self._is_stalled = asyncio.Event()
         self.records: list[Recorded] = []
         self._normal_steps: dict[str, float] = {}
 
@@ -64,6 +68,14 @@ class Progress:
         async for recorded in bus.follow():
             self.see(recorded)
             self._changed.set()
+
+    async def remind(self) -> None:
+        """For ever: says again that the job is stalled, as long as it is."""
+        while True:
+            await self._is_stalled.wait()
+            await asyncio.sleep(REMIND_EVERY_S)
+            if self._stalled is not None and not self._hushed:
+                self._console.say(f"still stalled: {in_words(self._stalled)}")
 
     def hush(self) -> None:
         """Say nothing more: what comes now is the end that a person asked for."""
@@ -82,6 +94,15 @@ class Progress:
         event = recorded.event
         if isinstance(event, MigrationPlanned) and self._steps_s:
             self._normal_steps.setdefault(event.incident, median(self._steps_s))
+        match event:
+            case JobStalled():
+                self._stalled = event
+                self._is_stalled.set()
+            case MigrationPlanned() | JobCompleted() | JobFailed():
+                self._stalled = None
+                self._is_stalled.clear()
+            case _:
+                pass
         if self._hushed:
             return
         if isinstance(event, TOLD):

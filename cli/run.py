@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
@@ -81,6 +82,8 @@ async def _guarded(
         return await _run(options, console, interrupt())
     except* (submission.Refused, FileNotFoundError) as errors:
         code = _explain(errors, console, USAGE)
+    except* SyntaxError as errors:
+        code = _explain(errors, console, USER_CODE)
     except* (BusError, ServerFailed, children.ServiceFailed) as errors:
         code = _explain(errors, console, UNREACHABLE)
     except* (WorkersKeepFailing, WarmFailed) as errors:
@@ -92,6 +95,8 @@ def _explain(errors: BaseExceptionGroup[Exception], console: Console, code: int)
     for error in errors.exceptions:
         if isinstance(error, BaseExceptionGroup):
             _explain(error, console, code)
+        elif isinstance(error, SyntaxError):
+            console.say("".join(traceback.format_exception_only(error)))
         else:
             console.say(str(error))
     return code
@@ -151,7 +156,8 @@ async def _attend(
         f"job {job.options.job}, run {job.submitted.run}, layout {job.submitted.layout}"
     )
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work) for work in (job.progress.follow(job.bus), *helpers)]
+        watching = (job.progress.follow(job.bus), job.progress.remind())
+        tasks = [group.create_task(work) for work in (*watching, *helpers)]
         try:
             end = await job.agent.run()
             if end is not None:

@@ -1,5 +1,6 @@
 """Who starts a job: the first to submit wins, the same program joins, another one is refused."""
 
+import ast
 import hashlib
 import socket
 from collections.abc import Sequence
@@ -37,8 +38,12 @@ class Past:
 
 
 def digest(program: Program, layout: Layout) -> str:
-    """sha256 over script, arguments and layout. Raises FileNotFoundError."""
+    """sha256 over script, arguments and layout.
+
+    Raises FileNotFoundError, and SyntaxError where every worker would.
+    """
     source, _ = source_of(program.script, module=program.module)
+    ast.parse(source, program.script)
     parts = (source, *program.argv[1 + program.module :], str(layout))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

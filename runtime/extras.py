@@ -11,7 +11,6 @@ Parts = Mapping[str, bytes]
 
 _COUNT = struct.Struct("!I")
 _PART = struct.Struct("!HI")
-MAX_BYTES = 64 * 1024 * 1024
 
 
 def pack(parts: Parts) -> bytes:
@@ -41,6 +40,8 @@ def unpack(data: bytes | memoryview) -> dict[str, bytes]:
         raise ValueError(f"extras are malformed: {error}") from error
     if at != len(view):
         raise ValueError(f"extras have {len(view) - at} bytes too many")
+    if len(parts) != count:
+        raise ValueError(f"extras name one of {count} parts twice")
     return parts
 
 

@@ -45,7 +45,8 @@ from trainmover.schemas.local import Beat
 
 log = structlog.get_logger()
 
-COLLECTIVE_S = 600.0
+COLLECTIVE_S = 1800.0
+"""As torch's default for gloo: a rank may load or evaluate that long while others wait."""
 TAIL_STEPS = 3
 """In so many steps a collective after the optimizer is looked for."""
 MIN_SHADOW, MAX_SHADOW = 2, 5
@@ -241,7 +242,7 @@ class Performance:
 
     def _first_extras(self) -> None:
         try:
-            self.vote.rebuddy(self.role.generation, 0, self.tracked.own())
+            self.vote.rebuddy(0, self.tracked.own(), deadline_s=None)
         except LinkBroken as error:
             self.link_broken(error.peer_rank, error.peer_worker, error.channel, str(error))
             self.beat("parked")

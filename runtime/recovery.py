@@ -29,6 +29,7 @@ log = structlog.get_logger()
 PULL_S = 600.0
 DIAL_S = 10.0
 SWITCH_S = 30.0
+REBUDDY_S = 30.0
 SAY_EVERY_S = 10.0
 
 
@@ -203,7 +204,7 @@ class Recovery:
     def _switch(self, command: Switch) -> None:
         """REBUDDY: no generation starts before every rank has its extras at its buddies."""
         counters = self._links.switch(command, self._vote.rank, SWITCH_S)
-        self._vote.rebuddy(command.generation, command.target, self._tracked.own())
+        self._vote.rebuddy(command.target, self._tracked.own(), REBUDDY_S)
         with self._seat.cond:
             self._seat.links = counters
             self._seat.reach(Stage.SWITCHED, command.generation)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from trainmover.runtime.aborts import StepAborted
+from trainmover.runtime import aborts
 from trainmover.runtime.binding import Binding
 from trainmover.runtime.context import Context
 from trainmover.runtime.control import Control
@@ -27,7 +27,7 @@ from trainmover.runtime.reporting import Reporter
 from trainmover.runtime.seat import Role
 from trainmover.schemas.commands import Stage, Switch
 from trainmover.schemas.environment import WorkerEnvironment
-from trainmover.schemas.events import UserError, WorkerFinished, WorkerRegistered
+from trainmover.schemas.events import StepAborted, UserError, WorkerFinished, WorkerRegistered
 from trainmover.schemas.local import Crash
 
 log = structlog.get_logger()
@@ -121,9 +121,9 @@ class _Worker:
                 self._finish(performance)
             except Rerun:
                 log.info("train.again", rank=role.rank, generation=role.generation)
-            except (StepAborted, Exception) as error:
+            except (aborts.StepAborted, Exception) as error:
                 # A cut set-up leaves zeros in collectives; what they lead to is no user error.
-                cut = isinstance(error, StepAborted) or not performance.in_loop
+                cut = isinstance(error, aborts.StepAborted) or not performance.in_loop
                 if not (performance.generation_ended and cut):
                     raise
                 log.info("train.cut", in_loop=performance.in_loop, error=str(error))
@@ -206,6 +206,18 @@ class _Worker:
         except (TimeoutError, OSError, ValueError) as error:
             log.warning("setup.failed", error=str(error))
             self._seat.refuse(command.generation, f"switch: {error}")
+            # Nobody asks about generation 1 once more: the same workers try in the next one.
+            self._reporter.fact(
+                StepAborted(
+                    job=self._env.job,
+                    run=self._env.run,
+                    worker=self._env.worker,
+                    rank=rank,
+                    generation=command.generation,
+                    step=0,
+                    cause=f"the links of set-up were not opened: {error}"[:1000],
+                )
+            )
             return None
         self._seat.reach(Stage.SWITCHED, command.generation)
         return Role(

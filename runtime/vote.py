@@ -28,7 +28,6 @@ log = structlog.get_logger()
 CHANNEL = "control"
 SAY_EVERY_S = 10.0
 """A vote may wait as long as the slowest rank computes; who waits says for whom this often."""
-REBUDDY_S = 30.0
 FULL, WANTS_ACK = 1, 2
 
 
@@ -102,10 +101,11 @@ class Vote:
 
     # ---- extras
 
-    def rebuddy(self, generation: int, version: int, parts: Parts) -> None:
+    def rebuddy(self, version: int, parts: Parts, deadline_s: float | None) -> None:
         """REBUDDY: this rank's extras to its buddies, acknowledged, and the neighbours' here.
 
-        Blocks; raises Revoked, LinkBroken, or TimeoutError after REBUDDY_S.
+        Blocks; raises Revoked, LinkBroken, or TimeoutError. Without a deadline it waits as long as
+        the slowest set-up takes, and says for whom.
         """
         self._votes.clear()
         self._results.clear()
@@ -115,7 +115,7 @@ class Vote:
         self._pump(
             lambda: self._acknowledged(version) and self._introduced.issuperset(self.neighbours),
             "extras of the neighbours and acknowledgements of the buddies",
-            deadline_s=REBUDDY_S,
+            deadline_s=deadline_s,
         )
 
     def late_extras(self, version: int, parts: Parts) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from trainmover.schemas.names import Name
 
 
 class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # A loss may become NaN, which JSON has no number for; pydantic's default null cannot be read.
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
 class Hello(_Line):

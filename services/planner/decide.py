@@ -28,6 +28,9 @@ MAX_TRIES = 3
 MAX_WORDS_CHARS = 4_000
 """A reason names every rank of a small loss and is cut for a large one."""
 
+IMPORTS_S = 300.0
+"""A job is not stalled while its agents import what its script needs, from a slow disk perhaps."""
+
 UNBLOCKED_BY = (
     "a worker that registers: start one on any machine of this job, or wait for the fresh one "
     "that the agent of a live machine starts"
@@ -52,9 +55,11 @@ def _assign(state: State, now_s: float) -> Iterable[LayoutAssigned | JobFailed]:
     members = first_members(state, now_s)
     if members:
         yield LayoutAssigned(job=job.job, run=job.run, members=members)
-    elif now_s - state.submitted_s > job.stall_timeout_s:
+        return
+    limit_s = job.stall_timeout_s if state.launched else max(job.stall_timeout_s, IMPORTS_S)
+    if now_s - max(state.submitted_s, state.launched_s) > limit_s:
         need = f"{len(state.free)} of {job.layout.world_size} workers have registered"
-        yield failed(state, STALLED, f"{need} after {job.stall_timeout_s:g} s (--stall-timeout)")
+        yield failed(state, STALLED, f"{need} within {limit_s:g} s (--stall-timeout)")
 
 
 def _replenished(state: State) -> Iterable[PoolReplenished]:

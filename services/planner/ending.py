@@ -108,20 +108,32 @@ def _never_ran(state: State) -> JobFailed | None:
     dead = [state.failed[worker] for worker in state.failed if worker in state.launched]
     if state.registered or len(dead) < enough:
         return None
-    evidence = "; ".join(dict.fromkeys(failure.evidence for failure in dead))
     return failed(
         state,
         USER_CODE,
-        f"no worker reached trainmover.run(train): {evidence}; their output says why. A script that"
-        " ends without an error lacks that call: put `trainmover.run(train)` at its end",
+        f"no worker reached trainmover.run(train): {dead[0].evidence}, like {len(dead)} of"
+        f" {len(state.launched)} workers; their output says why. A script that ends without an"
+        " error lacks that call: put `trainmover.run(train)` at its end",
     )
 
 
 def _state_lost(state: State) -> JobFailed | None:
-    aborted = state.assignments[-1].aborted if state.assignments else None
-    if aborted is None or not aborted.state_lost:
+    """The mover found no copy; or every replica of a shard is gone, and no standby would help."""
+    if not state.assignments:
         return None
-    return failed(state, STATE_LOST, aborted.reason)
+    assert state.submitted is not None
+    latest, layout = state.latest, state.submitted.layout
+    if latest.aborted is not None and latest.aborted.state_lost:
+        return failed(state, STATE_LOST, latest.aborted.reason)
+    gone = {m.rank: state.failed[m.worker] for m in latest.members if m.worker in state.failed}
+    for rank, failure in gone.items():
+        replicas = layout.replicas(rank)
+        if state.started and gone.keys() >= set(replicas):
+            shard = layout.shard(rank) or "whole model"
+            who = f"rank{'s' * (len(replicas) > 1)} {', '.join(map(str, replicas))}"
+            reason = f"{who} held every copy of the state ({shard}) and failed: {failure.evidence}"
+            return failed(state, STATE_LOST, reason[:MAX_REASON_CHARS])
+    return None
 
 
 def _too_many_failures(state: State) -> JobFailed | None:

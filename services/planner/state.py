@@ -80,6 +80,8 @@ class State:
     over: bool = False
 
     launched: Mapping[str, WorkerStarted] = field(default_factory=dict)
+    launched_s: float = 0.0
+    """When the last one was."""
     registered: Mapping[str, WorkerRegistered] = field(default_factory=dict)
     """Oldest first."""
     registered_s: float = 0.0
@@ -159,7 +161,8 @@ def evolve(state: State, recorded: Recorded) -> State:
 def _worker(state: State, recorded: Recorded) -> State:
     match recorded.event:
         case WorkerStarted() as event:
-            return replace(state, launched={**state.launched, event.worker: event})
+            launched = {**state.launched, event.worker: event}
+            return replace(state, launched=launched, launched_s=recorded.time_s)
         case WorkerRegistered() as event if event.worker not in state.registered:
             arrived = (*state.arrived, event.worker) if state.exhausted else state.arrived
             return replace(

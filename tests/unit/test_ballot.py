@@ -3,7 +3,7 @@
 from functools import reduce
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmover.runtime.vote import Ballot
@@ -43,11 +43,13 @@ def seen(ballot: Ballot) -> dict[str, Any]:
     }
 
 
+@settings(max_examples=40)
 @given(st.lists(BALLOTS, min_size=1, max_size=6), st.data())
 def test_every_tree_comes_to_the_same_result(ballots: list[Ballot], data: st.DataObject) -> None:
     assert seen(in_any_tree(ballots, data)) == seen(reduce(Ballot.plus, ballots))
 
 
+@settings(max_examples=40)
 @given(st.lists(BALLOTS, min_size=1, max_size=6), st.data())
 def test_one_failed_and_one_stop_are_enough(ballots: list[Ballot], data: st.DataObject) -> None:
     total = in_any_tree(ballots, data)
@@ -55,6 +57,7 @@ def test_one_failed_and_one_stop_are_enough(ballots: list[Ballot], data: st.Data
     assert total.stop == any(b.stop for b in ballots)
 
 
+@settings(max_examples=40)
 @given(st.lists(BALLOTS, min_size=1, max_size=6), st.data())
 def test_objects_of_which_two_replicas_differ_are_named(
     ballots: list[Ballot], data: st.DataObject
@@ -68,6 +71,7 @@ def test_objects_of_which_two_replicas_differ_are_named(
     assert in_any_tree(ballots, data).differing == tuple(sorted(wrong))
 
 
+@settings(max_examples=40)
 @given(BALLOTS)
 def test_a_ballot_survives_the_way(ballot: Ballot) -> None:
     assert Ballot.from_bytes(ballot.to_bytes()) == ballot

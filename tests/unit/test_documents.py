@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,19 +203,19 @@ def test_every_rule_of_the_model_stands_by_its_name_where_the_table_says() -> No
 def moves(p: Position) -> Iterator[Callable[[], Position | None]]:
     """Everything that may be done to a worker at this position, right or refused."""
     g, target = p.promised, p.committed
-    yield lambda: commit.gathered(p)
-    yield lambda: commit.voted(p)
-    yield lambda: commit.failed(p)
-    yield lambda: commit.keep(p, p.generation, 1, target + 2)
-    yield lambda: commit.collect(p, g + 1)
-    yield lambda: commit.obey(p, g, target)
-    yield lambda: commit.obey(p, g, target + 1)
-    yield lambda: commit.restored(p, g, target)
+    yield partial(commit.gathered, p)
+    yield partial(commit.voted, p)
+    yield partial(commit.failed, p)
+    yield partial(commit.keep, p, p.generation, 1, target + 2)
+    yield partial(commit.collect, p, g + 1)
+    yield partial(commit.obey, p, g, target)
+    yield partial(commit.obey, p, g, target + 1)
+    yield partial(commit.restored, p, g, target)
     for yes in (True, False):
-        yield lambda yes=yes: commit.result(p, p.generation, target, yes)
-        yield lambda yes=yes: commit.resume(p, g, target, last=yes)
-        yield lambda yes=yes: commit.applied(p, poisoned=False, last=yes)
-        yield lambda yes=yes: commit.applied(p, poisoned=True, last=yes)
+        yield partial(commit.result, p, p.generation, target, yes)
+        yield partial(commit.resume, p, g, target, last=yes)
+        yield partial(commit.applied, p, poisoned=False, last=yes)
+        yield partial(commit.applied, p, poisoned=True, last=yes)
 
 
 def transitions(max_generation: int = 3, max_steps: int = 2) -> set[tuple[str, str]]:

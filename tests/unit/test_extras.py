@@ -1,7 +1,7 @@
 """Extras survive the way to a buddy, and nothing else does."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmover.runtime.extras import Shelf, pack, unpack
@@ -9,12 +9,14 @@ from trainmover.runtime.extras import Shelf, pack, unpack
 PARTS = st.dictionaries(st.text(max_size=8), st.binary(max_size=16), max_size=5)
 
 
+@settings(max_examples=40)
 @given(PARTS)
 def test_what_is_packed_is_unpacked(parts: dict[str, bytes]) -> None:
     assert unpack(pack(parts)) == parts
     assert unpack(memoryview(pack(parts))) == parts
 
 
+@settings(max_examples=40)
 @given(PARTS, st.data())
 def test_bytes_that_pack_does_not_make_are_refused(parts: dict[str, bytes], data: st.DataObject) -> None:
     packed = bytearray(pack(parts))

@@ -35,6 +35,7 @@ from trainmover.schemas.events import (
     WorkerExited,
 )
 from trainmover.schemas.recorded import Recorded
+from trainmover.services.planner.decide import IMPORTS_S
 from trainmover.services.planner.state import evolve
 
 # ---- generation 1
@@ -81,11 +82,18 @@ def test_a_worker_that_died_before_the_start_gets_no_rank() -> None:
 
 
 def test_a_job_whose_workers_never_come_is_given_up_after_the_stall_timeout() -> None:
-    state = fold((0.0, submitted(stall_timeout_s=60)), (1.0, registered("a", 0)))
-    assert outputs(state, 60.0) == ()
-    failure = the_failure(outputs(state, 60.1))
+    came = ((9.0, launched("a", 0)), (9.0, launched("b", 1)), (10.0, registered("a", 0)))
+    state = fold((0.0, submitted(stall_timeout_s=60)), *came)
+    assert outputs(state, 69.0) == ()
+    failure = the_failure(outputs(state, 69.1))
     assert failure.exit_code == 3
-    assert failure.reason == "1 of 3 workers have registered after 60 s (--stall-timeout)"
+    assert failure.reason == "1 of 3 workers have registered within 60 s (--stall-timeout)"
+
+
+def test_a_job_whose_agents_still_import_is_not_stalled() -> None:
+    state = fold((0.0, submitted(stall_timeout_s=60)))
+    assert outputs(state, IMPORTS_S) == ()
+    assert the_failure(outputs(state, IMPORTS_S + 0.1)).exit_code == 3
 
 
 def test_the_job_is_started_once_when_every_member_is_set_up() -> None:

@@ -17,6 +17,8 @@ from tests.unit.planner_histories import (
     failed,
     finished,
     fold,
+    launched,
+    member,
     only,
     outputs,
     plan,
@@ -32,6 +34,7 @@ from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
+    MigrationPlanned,
     UserError,
 )
 from trainmover.services.planner.state import State
@@ -99,6 +102,47 @@ def test_a_huge_error_text_still_fits_the_event() -> None:
         committed=0,
     )
     assert the_failure(outputs(running((9.0, failed("b", errors=(big,)))))).exit_code == 1
+
+
+def test_a_script_that_ends_before_anybody_registers_fails_the_job() -> None:
+    def state(*dead: str) -> State:
+        came = ((1.0, launched(worker, index)) for index, worker in enumerate("abcd"))
+        return fold((0.0, submitted()), *came, (2.0, failed(*dead)))
+
+    assert outputs(state("a", "b"), 9.0) == ()
+    failure = the_failure(outputs(state("a", "b", "d"), 9.0))
+    assert failure.exit_code == 1
+    assert failure.reason.startswith(
+        "no worker reached trainmover.run(train): killed by SIGKILL, like 3 of 4 workers"
+    )
+
+
+def test_the_loss_of_every_replica_fails_the_job_though_no_standby_is_free() -> None:
+    assert the_failure(outputs(running((9.0, failed("a", "b", "c"))))).reason == (
+        "ranks 0, 1, 2 held every copy of the state (whole model) and failed: killed by SIGKILL"
+    )
+    pipeline = ((0.0, submitted("pp=3")), *GROUND[1:], (9.0, failed("b")))
+    failure = the_failure(outputs(fold(*pipeline)))
+    assert failure.exit_code == 4
+    assert failure.reason.startswith("rank 1 held every copy of the state (pp=1)")
+
+
+def test_joiners_that_fail_one_after_the_other_fail_the_job() -> None:
+    def state(joiners: str) -> State:
+        events: list[tuple[float, Event]] = [(9.0, failed("b"))]
+        for generation, joiner in enumerate(joiners, 2):
+            members = (A, member(1, joiner), C)
+            events.append((9.0, plan(generation, (1, "b", joiner), members=members, reason="r")))
+            events += [(9.0, switched(generation)), (9.0, failed(joiner))]
+        return running(*events, standbys="defgh")
+
+    assert isinstance(only(outputs(state("de"))), MigrationPlanned)
+    failure = the_failure(outputs(state("def")))
+    assert failure.exit_code == 5
+    assert failure.reason == (
+        "3 workers in a row took over rank 1 and failed before a step was committed"
+        " (--max-incidents)"
+    )
 
 
 def test_more_failures_than_allowed_fail_the_job() -> None:

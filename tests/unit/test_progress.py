@@ -1,5 +1,7 @@
 """What a person sees of a job where output is no terminal."""
 
+import asyncio
+
 import pytest
 
 from trainmover.cli.console import Console
@@ -77,3 +79,22 @@ def test_after_an_interrupt_nothing_more_is_told(capsys: pytest.CaptureFixture[s
     progress.see(Recorded(1, 1.0, STALLED))
     assert capsys.readouterr().err == ""
     assert len(progress.records) == 1
+
+
+async def test_a_person_is_reminded_of_a_stall_until_it_is_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmover.cli.progress.REMIND_EVERY_S", 0.01)
+    progress = Progress(Console())
+    reminder = asyncio.create_task(progress.remind())
+    progress.see(Recorded(1, 0.0, STALLED))
+    said = ""
+    async with asyncio.timeout(5):
+        while said.count("still stalled: no standby is free; unblocked by: a new worker") < 2:
+            await asyncio.sleep(0.01)
+            said += capsys.readouterr().err
+    progress.see(Recorded(2, 1.0, PLANNED))
+    capsys.readouterr()
+    await asyncio.sleep(0.05)
+    reminder.cancel()
+    assert "stalled" not in capsys.readouterr().err

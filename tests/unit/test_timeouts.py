@@ -1,0 +1,30 @@
+"""Limits of different parts nest: whoever waits for another waits longer than that one may take."""
+
+from trainmover.agent import agent
+from trainmover.bus import nats
+from trainmover.runtime import endpoint, recovery
+from trainmover.schemas.commands import ANSWER_WITHIN_S
+from trainmover.services.detector.decide import THRESHOLDS
+from trainmover.services.mover import decide as mover
+from trainmover.services.planner import choice
+
+
+def test_a_machine_is_silent_for_several_of_its_messages_before_it_counts_as_lost() -> None:
+    assert 3 * agent.TELEMETRY_S <= THRESHOLDS.machine_silence_s
+    assert THRESHOLDS.settle_s < THRESHOLDS.witnessed_silence_s < THRESHOLDS.machine_silence_s
+
+
+def test_an_exit_that_explains_a_broken_link_arrives_before_the_link_is_opened_again() -> None:
+    assert 10 * agent.EXITS_WITHIN_S < choice.SETTLE_S
+
+
+def test_a_member_is_asked_several_times_before_it_is_left_behind() -> None:
+    assert nats.REQUEST_S < ANSWER_WITHIN_S
+    assert 3 * ANSWER_WITHIN_S < mover.COLLECT_S
+
+
+def test_a_piece_of_a_recovery_ends_by_itself_before_the_mover_gives_the_plan_up() -> None:
+    assert endpoint._HANDSHAKE_S < recovery.DIAL_S
+    assert recovery.DIAL_S < recovery.SWITCH_S
+    assert recovery.SWITCH_S + recovery.REBUDDY_S < mover.OBEY_S
+    assert recovery.DIAL_S + recovery.PULL_S < mover.JOIN_S
