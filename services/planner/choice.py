@@ -13,6 +13,8 @@ from trainmover.services.planner.state import PAIR_WINDOW_S, Phase, Sign, State
 SETTLE_S = 0.3
 """From the first sign of a broken link to a relink, stream clock: the exit of a worker is known
 within 0.15 s (detection.md), so a death is normally seen as one."""
+OTHER_MACHINES_S = 300.0
+"""How long ranks wait for a machine of the layout before standbys elsewhere take them."""
 STABLE_S = 1.0
 """Registrations that are awaited so long after the last one, so that surplus workers do not get
 a rank only because they were faster."""
@@ -22,7 +24,8 @@ def first_members(state: State, now_s: float) -> tuple[Member, ...]:
     """Generation 1, in rank order by (machine, local index); empty while it must wait.
 
     Workers with a local index below `workers_per_machine` come first. Others get a rank only if
-    no such worker is still on its way, or `STABLE_S` has passed since the last registration.
+    no such worker is still on its way, or `STABLE_S` has passed since the last registration; with
+    a machine that has not come at all, `OTHER_MACHINES_S`.
     """
     job = state.submitted
     assert job is not None
@@ -32,7 +35,11 @@ def first_members(state: State, now_s: float) -> tuple[Member, ...]:
     )
     chosen = by_place[: job.layout.world_size]
     surplus = any(w.local_index >= job.workers_per_machine for w in chosen)
-    waits = surplus and _on_the_way(state) and now_s - state.registered_s < STABLE_S
+    quiet_s = now_s - state.registered_s
+    waits = surplus and (
+        (_on_the_way(state) and quiet_s < STABLE_S)
+        or (_machines_missing(state) and quiet_s < OTHER_MACHINES_S)
+    )
     if len(chosen) < job.layout.world_size or waits:
         return ()
     chosen.sort(key=lambda w: (w.machine, w.local_index))
@@ -47,6 +54,15 @@ def _on_the_way(state: State) -> bool:
         for name, worker in state.launched.items()
         if name not in here
     )
+
+
+def _machines_missing(state: State) -> bool:
+    """Machines start minutes apart on a cluster; their ranks should not land on one of them."""
+    job = state.submitted
+    assert job is not None
+    machines = {w.machine for w in state.registered.values()}
+    machines |= {w.machine for w in state.launched.values()}
+    return len(machines) * job.workers_per_machine < job.layout.world_size
 
 
 def member(rank: int, worker: WorkerRegistered) -> Member:

@@ -167,5 +167,3 @@ def world(folder: Path, size: int) -> Iterator[World]:
         rank.links.close()
         rank.links.data_fence.close()
         rank.links.control_fence.close()
-
-

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import torch
 import torch.distributed as dist
 from structlog.testing import capture_logs
@@ -54,7 +53,9 @@ class Script:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1))
+        self.model = nn.Sequential(
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1)
+        )
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
         items = TensorDataset(torch.arange(40.0).view(10, 4) / 40)

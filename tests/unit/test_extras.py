@@ -18,7 +18,9 @@ def test_what_is_packed_is_unpacked(parts: dict[str, bytes]) -> None:
 
 @settings(max_examples=40)
 @given(PARTS, st.data())
-def test_bytes_that_pack_does_not_make_are_refused(parts: dict[str, bytes], data: st.DataObject) -> None:
+def test_bytes_that_pack_does_not_make_are_refused(
+    parts: dict[str, bytes], data: st.DataObject
+) -> None:
     packed = bytearray(pack(parts))
     at = data.draw(st.integers(0, len(packed)))
     hostile = bytes(packed[:at]) + data.draw(st.binary(max_size=8))

@@ -1,6 +1,6 @@
 """No optimizer changes anything before the vote of its step, however it is called."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -147,7 +147,8 @@ def test_an_update_outside_a_block_is_an_error_once_the_loop_runs(
 def test_an_optimizer_inside_a_backward_is_an_error_that_says_when_to_step_it(
     optimizer: torch.optim.SGD, block: Block
 ) -> None:
-    step: Callable[[torch.Tensor], None] = lambda _: optimizer.step()
+    def step(_: torch.Tensor) -> None:
+        return optimizer.step()
     block.parameter.register_post_accumulate_grad_hook(step)
     with pytest.raises(RuntimeError, match=r"inside a backward.*after backward\(\) has returned"):
         (2 * block.parameter).backward()  # type: ignore[no-untyped-call]

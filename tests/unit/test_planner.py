@@ -35,6 +35,7 @@ from trainmover.schemas.events import (
     WorkerExited,
 )
 from trainmover.schemas.recorded import Recorded
+from trainmover.services.planner.choice import OTHER_MACHINES_S, STABLE_S
 from trainmover.services.planner.decide import IMPORTS_S
 from trainmover.services.planner.state import evolve
 
@@ -72,6 +73,18 @@ def test_a_surplus_worker_gets_a_rank_when_the_better_one_does_not_come() -> Non
     assert outputs(state, 2.2) == (with_d,)
     died = evolve(state, Recorded(seq=9, time_s=1.3, event=failed("c")))
     assert outputs(died, 1.3) == (with_d,)
+
+
+def test_ranks_wait_for_a_machine_that_has_not_come_before_standbys_elsewhere_get_them() -> None:
+    two = submitted("dp=2", workers_per_machine=1)
+    came = [(1.0, registered("a", 0)), (1.0, registered("b", 1))]
+    state = fold((0.0, two), *came)
+    assert outputs(state, 2.0 + STABLE_S) == ()
+    on_two = evolve(state, Recorded(seq=9, time_s=60.0, event=registered("c", 0, "m1")))
+    members = (member(0, "a"), member(1, "c", "m1"))
+    assert outputs(on_two, 60.0) == (LayoutAssigned(**J, members=members),)
+    on_one = LayoutAssigned(**J, members=(member(0, "a"), member(1, "b")))
+    assert outputs(state, 1.0 + OTHER_MACHINES_S) == (on_one,)
 
 
 def test_a_worker_that_died_before_the_start_gets_no_rank() -> None:

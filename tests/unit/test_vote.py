@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.unit.linked_ranks import WITHIN_S, Rank, World, world
 
-from trainmover.runtime import vote as vote_module
 from trainmover.runtime.commit import Phase
 from trainmover.runtime.extras import pack
 from trainmover.runtime.fence import Revoked
