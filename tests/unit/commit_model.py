@@ -29,6 +29,7 @@ from trainmover.schemas.events import (
 from trainmover.schemas.recorded import Recorded
 from trainmover.services.contract import Inputs, Output
 from trainmover.services.mover import decide as mover
+from trainmover.services.mover.state import State, evolve
 
 ROOT = Path(__file__).parents[2]
 WORKERS = "abcdef"
@@ -250,7 +251,7 @@ def plan_of(assignments: Assignments, generation: int) -> MigrationPlanned:
 @lru_cache(maxsize=1024)
 def mover_state(
     assignments: Assignments, generation: int, target: int | None = None, switched: bool = False
-) -> mover.State:
+) -> State:
     """The mover's fold over the plan, the decision for `target`, and `migration.switched`."""
     words = {**J, "generation": generation, "incident": "g2", "target": target}
     events: list[Event] = [
@@ -262,14 +263,14 @@ def mover_state(
         events.append(MigrationDecided.model_validate(words))
     if switched:
         events.append(MigrationSwitched.model_validate(words))
-    state = mover.State()
+    state = State()
     for seq, event in enumerate(events, 1):
-        state = mover.evolve(state, Recorded(seq=seq, time_s=0.0, event=event))
+        state = evolve(state, Recorded(seq=seq, time_s=0.0, event=event))
     return state
 
 
 def mover_says(
-    state: mover.State, answers: Mapping[str, Answer], now_s: float = 0.0
+    state: State, answers: Mapping[str, Answer], now_s: float = 0.0
 ) -> Sequence[Output]:
     return mover.decide(state, Inputs(now_s=now_s, up_since_s=0.0, answers=answers))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker sets does not outlive the test."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch wraps it, each time
 
 
 @pytest.fixture

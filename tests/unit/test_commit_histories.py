@@ -20,7 +20,7 @@ KEPT_IN = {
     "KEEP2": ("runtime/commit.py",),
     "REBUDDY": ("runtime/commit.py", "runtime/vote.py", "runtime/recovery.py"),
     "XKNOW": ("runtime/commit.py",),
-    "DIRTYACK": ("runtime/commit.py", "services/mover/decide.py"),
+    "DIRTYACK": ("runtime/commit.py", "services/mover/migration.py"),
     "TAIL": ("runtime/commit.py", "runtime/block.py"),
     "EXIT": ("runtime/run.py", "runtime/performance.py"),
     "RELINK": ("runtime/performance.py", "services/planner/choice.py"),

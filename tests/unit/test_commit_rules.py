@@ -50,6 +50,7 @@ from trainmover.schemas.events import (
 from trainmover.schemas.recorded import Recorded
 from trainmover.services.contract import Ask, Output
 from trainmover.services.mover import decide as mover
+from trainmover.services.mover.state import evolve as evolve_mover
 
 MOVED: Assignments = ((0, 1, 2), (0, 3, 2))
 """Rank 1 goes from worker 1 to worker 3 in generation 2."""
@@ -291,7 +292,7 @@ def test_reset_a_worker_that_ever_held_a_rank_is_never_a_joiner() -> None:
 def test_reset_a_worker_that_ever_held_a_rank_never_stands_by() -> None:
     state = mover_state(MOVED, 2)
     for seq, worker in enumerate("abcde"):
-        state = mover.evolve(state, Recorded(seq, 0.0, registered(worker, seq)))
+        state = evolve_mover(state, Recorded(seq, 0.0, registered(worker, seq)))
     said = mover_says(state, {})
     asked = {out.worker for out in said if isinstance(out, Ask) if isinstance(out.command, StandBy)}
     assert asked == {"e"}

@@ -1,0 +1,143 @@
+"""The pieces of a migration: who is told what next, from the answers about its generation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainmover.schemas.commands import Answer, Decided, Pull, Stage, Switch
+from trainmover.schemas.events import (
+    JobSubmitted,
+    MigrationAborted,
+    MigrationDecided,
+    MigrationPlanned,
+    MigrationSwitched,
+    Restored,
+)
+from trainmover.schemas.member import Member
+from trainmover.services.contract import Ask, Output
+from trainmover.services.mover.verdict import extras_holder
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    spec: JobSubmitted
+    plan: MigrationPlanned
+    placement: tuple[str, ...]
+    """Machine of each rank in generation 1."""
+    settled: frozenset[str]
+    """Members of the last assignment that ran."""
+    answers: Mapping[str, Answer]
+    """Worker -> its latest answer, if that is about this plan's generation and promises it."""
+
+    def stage(self, member: Member) -> Stage:
+        answer = self.answers.get(member.worker)
+        return answer.stage if answer else Stage.NONE
+
+    def any_below(self, stage: Stage) -> bool:
+        return any(self.stage(m) < stage for m in self.plan.members)
+
+    def tell_decision(self, decided: MigrationDecided) -> list[Output]:
+        command = Decided(
+            generation=self.plan.generation,
+            layout=self.spec.layout,
+            members=self.plan.members,
+            placement=self.placement,
+            target=decided.target,
+            setup_again=decided.setup_again,
+        )
+        return self._ask_below(Stage.OBEYED, command)
+
+    def tell_pull(self, decided: MigrationDecided) -> list[Output]:
+        """DIRTYACK: only a member that acknowledged the decision clean is a donor."""
+        by_rank = {m.rank: m for m in self.plan.members}
+        clean = {m.rank for m in self.plan.members if self.stage(m) >= Stage.RESTORED}
+        if not clean and not self.any_below(Stage.OBEYED):
+            reason = "no rank acknowledged the decided step clean: nothing holds a sound copy"
+            return [abort(self.plan, reason, state_lost=True)]
+        out: list[Output] = []
+        for m in self.plan.members:
+            donors = [r for r in self.spec.layout.replicas(m.rank) if r in clean and r != m.rank]
+            if self.stage(m) == Stage.OBEYED and donors:
+                pull = Pull(
+                    generation=self.plan.generation,
+                    target=decided.target,
+                    # Several joiners of one shard spread over its replicas.
+                    donor=by_rank[donors[m.rank % len(donors)]],
+                    extras_from=extras_holder(
+                        m.rank, decided.target, self.plan.members, self.answers
+                    ),
+                )
+                out.append(Ask(m.worker, pull))
+        return out
+
+    def different_state(self) -> MigrationAborted | None:
+        """Invariant 9: what a joiner holds is compared with what its donor holds."""
+        for m in self.plan.members:
+            answer = self.answers[m.worker]
+            if answer.donor and answer.digest != answer.donor_digest:
+                reason = (
+                    f"rank {m.rank}: the state that {m.worker} has differs from what its donor "
+                    f"{answer.donor} holds (xxh3 {answer.digest} and {answer.donor_digest})"
+                )
+                return abort(self.plan, reason, (m.worker,))
+        return None
+
+    def tell_switch(self, decided: MigrationDecided) -> list[Output]:
+        command = Switch(
+            generation=self.plan.generation,
+            layout=self.spec.layout,
+            members=self.plan.members,
+            placement=self.placement,
+            joiners=tuple(
+                m.rank
+                for m in self.plan.members
+                if decided.setup_again or m.worker not in self.settled
+            ),
+            target=decided.target,
+            setup=decided.setup_again,
+        )
+        return self._ask_below(Stage.SWITCHED, command)
+
+    def switched(self, decided: MigrationDecided) -> MigrationSwitched:
+        restored = [
+            Restored(
+                rank=m.rank,
+                worker=m.worker,
+                donor=answer.donor,
+                num_bytes=answer.num_bytes,
+                seconds=answer.pull_s,
+                digest=answer.digest,
+            )
+            for m in self.plan.members
+            if (answer := self.answers[m.worker]).donor
+        ]
+        return MigrationSwitched(
+            job=self.plan.job,
+            run=self.plan.run,
+            generation=self.plan.generation,
+            incident=self.plan.incident,
+            target=decided.target,
+            restored=tuple(restored),
+            links={str(m.rank): self.answers[m.worker].links for m in self.plan.members},
+        )
+
+    def _ask_below(self, stage: Stage, command: Decided | Switch) -> list[Output]:
+        return [Ask(m.worker, command) for m in self.plan.members if self.stage(m) < stage]
+
+
+def stage_of(answer: Answer | None, generation: int) -> Stage:
+    """How far a worker is towards `generation`; answers about another one do not count."""
+    return answer.stage if answer and answer.about == generation else Stage.NONE
+
+
+def abort(
+    plan: MigrationPlanned, reason: str, missing: tuple[str, ...] = (), *, state_lost: bool = False
+) -> MigrationAborted:
+    return MigrationAborted(
+        job=plan.job,
+        run=plan.run,
+        generation=plan.generation,
+        incident=plan.incident,
+        reason=reason,
+        missing=missing,
+        state_lost=state_lost,
+    )
