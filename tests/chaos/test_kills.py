@@ -216,3 +216,36 @@ def test_state_that_every_rank_lost_in_a_collective_after_the_update_ends_the_jo
     assert finished.code == 4, finished.output
     assert "collective.after_the_update" in finished.output
     assert "no live rank holds" in finished.output
+
+
+@pytest.mark.concurrent
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", ["joiner", "stayer"])
+@pytest.mark.parametrize("moment", ["migration.planned", "migration.decided", "migration.switched"])
+def test_a_second_death_in_the_middle_of_a_recovery_changes_nothing(
+    tmp_path: Path, undisturbed: Undisturbed, moment: str, victim: str
+) -> None:
+    with job(tmp_path, 4, standbys=3) as run:
+        run.pace(2)
+        for count, rank in enumerate((1, 0, 3), 1):
+            run.wait_for("three parked standbys", lambda: len(run.parked()) == 3)
+            before = len(run.of(moment))
+            leaver = run.assignment()[rank]
+            run.inject(f"kill:worker={leaver},at=result")
+            run.pace(4 * count + 2)
+            run.wait_for(moment, lambda seen=before: len(run.of(moment)) > seen)  # type: ignore[misc]
+            second = run.assignment()[rank if victim == "joiner" else (rank + 2) % 4]
+            os.kill(run.pid(second), signal.SIGKILL)
+            run.wait_for(
+                "the end of the incident",
+                lambda gone={leaver, second}: (  # type: ignore[misc]
+                    not gone & set(run.assignment().values())
+                    and run.of("migration.completed")
+                    and run.of("migration.completed")[-1]["generation"]
+                    == run.of("migration.planned")[-1]["generation"]
+                ),
+                90,
+            )
+        run.pace(STEPS + 1)
+        assert_same(run.finish(), undisturbed(4))
