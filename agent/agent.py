@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import structlog
 
+from trainmover.agent import telemetry
 from trainmover.agent.orders import Exited, Ready, Started
 from trainmover.agent.outbox import Outbox
 from trainmover.agent.output import Output, Show, label, show_plain
@@ -32,11 +33,8 @@ from trainmover.schemas.events import (
     WorkerExited,
     WorkerStarted,
 )
-from trainmover.schemas.local import Beat, Crash, Telemetry
+from trainmover.schemas.local import Beat, Crash
 
-TELEMETRY_S = 0.5
-NEWS_S = 0.1
-"""A change of phase is told at once, but not more often than this."""
 EXITS_WITHIN_S = 0.01
 """Exits this close together have one cause and make one event."""
 LEAVER_LINGERS_S = 0.5
@@ -75,6 +73,7 @@ class Agent:
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
         self._end: JobCompleted | JobFailed | None = None
         self._failure: str = ""
 
@@ -90,13 +89,14 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                background = [
-                    tasks.create_task(work) for work in (self._hear(), self._follow(), self._tell())
-                ]
+                self._spawn(self._hear())
+                self._spawn(self._follow())
+                machine = self._settings.machine
+                self._spawn(telemetry.tell(self._bus, machine, self._beats, self._news))
                 self._fill()
                 await self._over.wait()
                 await self._wind_down()
-                for task in background:
+                for task in self._running:
                     task.cancel()
         finally:
             await self._workers.close()
@@ -146,21 +146,28 @@ class Agent:
 
     # ---- workers
 
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        """It is cancelled at the end: what waits for a dead bus must not keep the agent alive."""
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
     def _fill(self) -> None:
         """Start what is missing, unless the job is over."""
         if self._over.is_set():
             return
         self._roster, missing = self._roster.missing()
         for place in missing:
-            self._tasks.create_task(self._launch(place))
+            self._spawn(self._launch(place))
         if self._roster.gave_up and not self._roster.places:
-            self._tasks.create_task(self._despair())
+            self._spawn(self._despair())
         elif self._roster.gave_up:
             log.error(f"{self._early_deaths()}; no other is started")
 
     async def _despair(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), VERDICT_WITHIN_S)
+            async with asyncio.timeout(VERDICT_WITHIN_S):
+                await self._over.wait()
         if self._end is None:
             self._failure = f"{self._early_deaths()}, and none is left"
             self._over.set()
@@ -239,7 +246,7 @@ class Agent:
         self._beats.pop(worker, None)
         self._changed.set()
         if not self._exits:
-            self._tasks.create_task(self._report_exits(time.time()))
+            self._spawn(self._report_exits(time.time()))
         self._exits.append(Exit(worker=worker, code=code))
 
     async def _report_exits(self, time_s: float) -> None:
@@ -269,29 +276,13 @@ class Agent:
                 case MigrationPlanned(replacements=replacements):
                     for leaver in (r.leaver for r in replacements):
                         if leaver in self._roster.places:
-                            self._tasks.create_task(self._reset(leaver))
+                            self._spawn(self._reset(leaver))
                 case _:
                     pass
 
     async def _reset(self, leaver: str) -> None:
         await asyncio.sleep(LEAVER_LINGERS_S)
         self._workers.signal(leaver, signal.SIGKILL)
-
-    async def _tell(self) -> None:
-        while True:
-            telemetry = Telemetry(
-                job=self._settings.job,
-                run=self._settings.run,
-                machine=self._settings.machine,
-                interval_s=TELEMETRY_S,
-                workers=tuple(self._beats.values()),
-            )
-            self._news.clear()
-            with contextlib.suppress(OSError, TimeoutError):  # the next one is sent anyway
-                await self._bus.telemetry(telemetry)
-            await asyncio.sleep(NEWS_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), TELEMETRY_S - NEWS_S)
 
     async def _store(self, event: Event, time_s: float) -> None:
         await self._bus.publish(event, time_s=time_s)
@@ -308,7 +299,8 @@ class Agent:
             await self._gone_within(TERMINATE_WITHIN_S)
         ends = [output.ended() for output in self._outputs.values()]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*ends, self._outbox.all_drained()), 1.0)
+            async with asyncio.timeout(1.0):
+                await asyncio.gather(*ends, self._outbox.all_drained())
 
     async def _gone_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

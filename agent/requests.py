@@ -1,10 +1,17 @@
 """What a person may ask of a machine's agent over the bus: core NATS requests, signed both ways."""
 
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import structlog
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from trainmover.bus.port import Bus, Message, Reply, Subscription
 from trainmover.schemas import subjects
@@ -27,6 +34,18 @@ class Kill(BaseModel):
     rank: NonNegativeInt | None = None
 
 
+class Live(BaseModel):
+    """Say that this machine has an agent."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["live"] = "live"
+
+
+Request = Kill | Live
+_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+
+
 class Done(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -47,17 +66,18 @@ async def answer(
     async def respond(message: Message) -> Reply | None:
         try:
             verify(secret, message.subject, message.payload, message.headers)
-            request = Kill.model_validate_json(message.payload)
+            request = _REQUEST.validate_json(message.payload)
         except (Rejected, ValidationError) as error:
             log.warning("a request is refused", error=str(error))
             return None
-        reply = (await handler(request)).model_dump_json().encode()
+        done = await handler(request) if isinstance(request, Kill) else Done()
+        reply = done.model_dump_json().encode()
         return reply, {MAC: mac(secret, message.subject, message.payload + reply)}
 
     return await bus.respond(subjects.agent(job, machine), respond)
 
 
-async def ask(bus: Bus, request: Kill, *, job: str, machine: str, secret: bytes) -> Done:
+async def ask(bus: Bus, request: Request, *, job: str, machine: str, secret: bytes) -> Done:
     """Raises bus.port.Unanswered, and Rejected when the answer is not the agent's."""
     subject = subjects.agent(job, machine)
     payload = request.model_dump_json().encode()

@@ -69,7 +69,9 @@ async def pull(
                 await client.publish(request, _PULL, reply=subject)
                 wanted = BATCH
             try:
-                msg = await asyncio.wait_for(inbox.get(), SILENCE_S)
+                # Not wait_for: in Python 3.11 it loses a cancellation that comes with a message.
+                async with asyncio.timeout(SILENCE_S):
+                    msg = await inbox.get()
             except TimeoutError:
                 return
             status = (msg.headers or {}).get("Status") if msg else "renewed"

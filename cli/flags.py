@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from trainmover.schemas.fault import Fault
 from trainmover.schemas.names import NAME_PATTERN
@@ -110,6 +111,18 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
     return value
+
+
+def bus_url(text: str) -> str:
+    """`nats://[TOKEN@]HOST[:PORT]`, also tls, ws and wss; the scheme may be left out."""
+    parts = urlsplit(text if "://" in text else f"nats://{text}")
+    try:
+        fits = parts.scheme in ("nats", "tls", "ws", "wss") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number, or too high
+        fits = False
+    if not fits:
+        raise argparse.ArgumentTypeError(f"expected nats://HOST:PORT, got {text!r}")
+    return text
 
 
 def port_range(text: str) -> str:

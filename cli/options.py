@@ -69,7 +69,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="workers on each machine that stand by (default 1)",
     )
     add(parser, "--layout", metavar="AXES", help="as pp=2,dp=4; default dp=<all ranks>")
-    add(parser, "--bus", metavar="URL", help="join a job on this NATS server; needs --job")
+    add(
+        parser,
+        "--bus",
+        type=flags.bus_url,
+        metavar="URL",
+        help="join a job on this NATS server; needs --job",
+    )
     add(parser, "--job", type=flags.name, metavar="NAME", help="default: script and a number")
     add(parser, "--machine", type=flags.name, metavar="NAME", help="default: the host name")
     add(

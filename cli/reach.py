@@ -31,6 +31,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     flags.add(
         parser,
         "--bus",
+        type=flags.bus_url,
         metavar="URL",
         help="where the job's bus is, if it was not started on this machine; the secret is read"
         " from TRAINMOVER_SECRET",

@@ -8,10 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 
+from trainmover.agent import requests
 from trainmover.agent.imports import source_of
 from trainmover.agent.orders import Program
 from trainmover.bus.job import JobBus
-from trainmover.bus.port import Bus
+from trainmover.bus.port import Bus, Unanswered
 from trainmover.schemas.envelope import Rejected, open_event
 from trainmover.schemas.events import (
     JobCompleted,
@@ -50,7 +51,7 @@ def digest(program: Program, layout: Layout) -> str:
 
 def admitted(past: Past, wanted: JobSubmitted, machine: str, num_machines: int) -> str | None:
     """Run to join, None to submit `wanted`. Raises Refused."""
-    submissions = [(r.time_s, r.event) for r in past.records if isinstance(r.event, JobSubmitted)]
+    submissions = _submissions(past)
     if not submissions:
         if past.num_foreign:
             raise Refused(
@@ -58,9 +59,8 @@ def admitted(past: Past, wanted: JobSubmitted, machine: str, num_machines: int) 
                 " secret: set TRAINMOVER_SECRET to that of the job, or use another --job name"
             )
         return None
-    time_s, submitted = submissions[-1]
-    since = datetime.fromtimestamp(time_s).astimezone().isoformat(sep=" ", timespec="seconds")
-    where = f"submitted from {submitted.host} at {since}"
+    submitted = submissions[-1].event
+    where = _where(submissions[-1])
     events = [r.event for r in past.records if r.event.run == submitted.run]
     if any(isinstance(e, JobCompleted | JobFailed) for e in events):
         raise Refused(f"job {wanted.job} ({where}) has ended: use another --job name")
@@ -77,6 +77,37 @@ def admitted(past: Past, wanted: JobSubmitted, machine: str, num_machines: int) 
             f" ({', '.join(sorted(machines))}): use another --job name"
         )
     return submitted.run
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    event: JobSubmitted
+    time_s: float
+
+
+def _submissions(past: Past) -> list[Submission]:
+    return [
+        Submission(r.event, r.time_s) for r in past.records if isinstance(r.event, JobSubmitted)
+    ]
+
+
+def _where(submission: Submission) -> str:
+    at = datetime.fromtimestamp(submission.time_s).astimezone()
+    since = at.isoformat(sep=" ", timespec="seconds")
+    return f"submitted from {submission.event.host} at {since}"
+
+
+async def refuse_twin(bus: Bus, past: Past, *, job: str, machine: str, secret: bytes) -> None:
+    """Two agents of one name would end each other's workers. Raises Refused."""
+    try:
+        await requests.ask(bus, requests.Live(), job=job, machine=machine, secret=secret)
+    except Unanswered:
+        return
+    where = "".join(f" ({_where(submission)})" for submission in _submissions(past)[-1:])
+    raise Refused(
+        f"job {job}{where} is running and its machine {machine} has an agent already: use another"
+        " --job name, or another --machine name to add a machine to that job"
+    )
 
 
 async def past_of(bus: Bus, job: str, secret: bytes) -> Past:
@@ -108,8 +139,8 @@ async def submit(
         past = await past_of(bus, wanted.job, secret)
         run = admitted(past, wanted, machine, num_machines)
         if run is not None:
-            held = [r.event for r in past.records if isinstance(r.event, JobSubmitted)][-1]
-            return held, past
+            await refuse_twin(bus, past, job=wanted.job, machine=machine, secret=secret)
+            return _submissions(past)[-1].event, past
         job_bus = JobBus(
             bus, job=wanted.job, run=wanted.run, source=f"run/{machine}", secret=secret
         )

@@ -155,9 +155,9 @@ class Step:
             raise RuntimeError("a step is entered once; the next one comes from ctx.steps")
         self.entered = True
         self._let_update = run.let_update
+        run.tracked.open()
         if not self.shadow:
             run.send_late_extras(self.number)
-        run.tracked.open()
         run.gate.block = self
         run.admission.mode = Mode.ECHO if self.shadow else Mode.BLOCK
         run.beat("shadow" if self.shadow else "step")

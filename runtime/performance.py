@@ -332,7 +332,7 @@ class Performance:
     def send_late_extras(self, step: int) -> None:
         """Rule 8. Cut off, the block opens all the same and is undone at its gate."""
         try:
-            late = self.vote.late_extras(step, self.tracked.own())
+            late = self.vote.late_extras(step, self.tracked.own_at_opening())
         except LinkBroken as error:
             self.link_broken(error.peer_rank, error.peer_worker, error.channel, str(error))
             return

@@ -94,15 +94,7 @@ class Recovery:
                     case Resume():
                         if self._resume(work):
                             return
-            except (
-                Revoked,
-                LinkBroken,
-                TimeoutError,
-                OSError,
-                ValueError,
-                ProtocolError,
-                transfer.TransferError,
-            ) as error:
+            except FAILURES as error:
                 log.warning("recovery.failed", doing=work.kind, error=str(error))
                 self._seat.refuse(work.generation, f"{work.kind}: {error}")
                 self._forget(work)

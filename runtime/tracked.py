@@ -125,7 +125,15 @@ class Tracked:
 
     def own(self) -> dict[str, bytes]:
         """Own state as it is now, in parts that change seldom or often. Raises Unmovable (vars)."""
-        parts = {f"rng.{name}": part for name, part in rng.to_parts(rng.capture()).items()}
+        return self._own(rng.capture())
+
+    def own_at_opening(self) -> dict[str, bytes]:
+        """`own` right after `open`, from what that has captured already."""
+        assert self._opened is not None
+        return self._own(self._opened)
+
+    def _own(self, state: rng.RngState) -> dict[str, bytes]:
+        parts = {f"rng.{name}": part for name, part in rng.to_parts(state).items()}
         parts |= {f"batches.{i}": b.position() for i, b in enumerate(self._batches)}
         parts["vars"] = codec.encode(self.vars, "vars")
         return parts | {f"buffer.{name}": part for name, part in self._buffers.parts().items()}

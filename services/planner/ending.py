@@ -12,7 +12,8 @@ STATE_LOST = 4
 NO_PROGRESS = 5
 
 MAX_NEVER_RAN = 5
-"""More workers that end before they register are not waited for, however large the job."""
+"""So many workers that ended before they registered are enough to know it of a large job too, if
+nobody registered; if others did, in a small one."""
 MAX_MESSAGE_CHARS = 1_000
 MAX_TRACEBACK_CHARS = 12_000
 """The end of a traceback says most."""
@@ -102,18 +103,19 @@ def _words(error: UserError, why: str) -> str:
 
 
 def _never_ran(state: State) -> JobFailed | None:
-    """Nobody registers: the script ends before `trainmover.run`, and so would every other."""
+    """Workers end before they register, most often before `trainmover.run`; so would others."""
     assert state.submitted is not None
-    enough = min(state.submitted.layout.world_size, MAX_NEVER_RAN)
-    dead = [state.failed[worker] for worker in state.failed if worker in state.launched]
-    if state.registered or len(dead) < enough:
+    world_size = state.submitted.layout.world_size
+    early = [w for w in state.failed if w in state.launched and w not in state.registered]
+    enough = (max if state.registered else min)(world_size, MAX_NEVER_RAN)
+    if state.assignments or len(early) < enough:
         return None
     return failed(
         state,
         USER_CODE,
-        f"no worker reached trainmover.run(train): {dead[0].evidence}, like {len(dead)} of"
-        f" {len(state.launched)} workers; their output says why. A script that ends without an"
-        " error lacks that call: put `trainmover.run(train)` at its end",
+        f"{len(early)} of {len(state.launched)} workers ended before they registered"
+        f" ({state.failed[early[0]].evidence}): their output says why. A script that ends without"
+        " an error lacks the call `trainmover.run(train)` at its end",
     )
 
 

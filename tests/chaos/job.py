@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.integration.command import ORPHANS_WITHIN_S, TRAINMOVER, carriers
+
 SCRIPTS = Path(__file__).parent / "scripts"
-TRAINMOVER = (sys.executable, "-m", "trainmover.cli.main")
 
 Event = dict[str, Any]
 
@@ -173,6 +173,10 @@ class Job:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job hangs\n{self.output()[-6000:]}") from None
+        deadline = time.monotonic() + ORPHANS_WITHIN_S
+        while left := carriers(self.name):
+            assert time.monotonic() < deadline, f"orphans: {left}"
+            time.sleep(0.05)
         path = self.folder / "report.json"
         report = json.loads(path.read_text()) if path.exists() else {}
         return Finished(

@@ -108,6 +108,9 @@ class Rank:
     def keeps(self, rank: int, version: int) -> dict[str, bytes] | None:
         return self.seat.shelf.get(rank, version)
 
+    def leaves(self, phase: Phase) -> bool:
+        return self.seat.wait(lambda: self.phase is not phase, WITHIN_S)
+
     def reaches(self, phase: Phase) -> bool:
         return self.seat.wait(lambda: self.phase is phase, WITHIN_S)
 
@@ -161,9 +164,9 @@ def world(folder: Path, size: int) -> Iterator[World]:
             made.begin(1)
             yield made
         finally:
-            for rank in ranks:  # whoever still waits is woken
-                rank.links.end(1 << 31)
-    for rank in ranks:
-        rank.links.close()
-        rank.links.data_fence.close()
-        rank.links.control_fence.close()
+            for each in links:  # whoever still waits is woken
+                each.end(1 << 31)
+    for each in links:
+        each.close()
+        each.data_fence.close()
+        each.control_fence.close()

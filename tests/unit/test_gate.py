@@ -118,7 +118,7 @@ def test_an_optimizer_that_evaluates_its_closure_again_is_refused(
         return loss
 
     with pytest.raises(RuntimeError, match=r"LBFGS evaluates its closure more than once"):
-        lbfgs.step(closure)
+        lbfgs.step(closure)  # type: ignore[no-untyped-call]
     assert len(block.seen) == 1
 
 
@@ -148,8 +148,9 @@ def test_an_optimizer_inside_a_backward_is_an_error_that_says_when_to_step_it(
     optimizer: torch.optim.SGD, block: Block
 ) -> None:
     def step(_: torch.Tensor) -> None:
-        return optimizer.step()
-    block.parameter.register_post_accumulate_grad_hook(step)
+        optimizer.step()
+
+    block.parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
     with pytest.raises(RuntimeError, match=r"inside a backward.*after backward\(\) has returned"):
         (2 * block.parameter).backward()  # type: ignore[no-untyped-call]
     assert block.parameter.item() == 1.0

@@ -10,7 +10,6 @@ from trainmover.runtime.fence import Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.links import Links
 from trainmover.runtime.topology import ring_edges
-from trainmover.runtime.wire import Header, Kind, Op
 
 RING = "0-1#0"
 
@@ -29,10 +28,8 @@ def two(tmp_path: Path) -> Iterator[World]:
 def test_a_broken_data_link_is_seen_at_both_ends_and_votes_go_on(two: World) -> None:
     two.ranks[0].links.cut_one()
     for rank in two.ranks:
-        link = rank.links.data.link(RING, 1 - rank.rank)
         with pytest.raises(LinkBroken):
-            link.push(1, Header(0, 1, 0, 0, Kind.DATA, Op.NONE, 0).pack(), memoryview(b""))
-            link.header(1)
+            rank.links.data.link(RING, 1 - rank.rank).header(1)
         rank.links.data_fence.revoke(1, "the link broke")
     assert not any(total.failed for total in two.all(Rank.voted))
 
@@ -69,10 +66,10 @@ def test_a_switch_lets_votes_through_and_data_only_after_the_resume(two: World) 
 
 def test_a_new_role_starts_without_the_links_and_channels_of_the_last(two: World) -> None:
     links = two.ranks[0].links
-    assert links.data.channels == (RING,)
+    assert list(links.data.channels) == [RING]
     links.renew(("m0", "m1"))
-    assert links.data.channels == ()
-    assert links.control.channels == ("control",)
+    assert list(links.data.channels) == []
+    assert list(links.control.channels) == ["control"]
     assert links.control.links("control") == {}
     with pytest.raises(LinkBroken, match="the peer closed"):
         two.ranks[1].links.data.link(RING, 0).header(1)

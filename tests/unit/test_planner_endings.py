@@ -113,8 +113,17 @@ def test_a_script_that_ends_before_anybody_registers_fails_the_job() -> None:
     failure = the_failure(outputs(state("a", "b", "d"), 9.0))
     assert failure.exit_code == 1
     assert failure.reason.startswith(
-        "no worker reached trainmover.run(train): killed by SIGKILL, like 3 of 4 workers"
+        "3 of 4 workers ended before they registered (killed by SIGKILL): their output says why."
     )
+
+
+def test_workers_that_end_before_they_register_fail_a_job_that_others_wait_for() -> None:
+    def state(*dead: str) -> State:
+        came = [(1.0, launched(worker, index)) for index, worker in enumerate("abcdef")]
+        return fold((0.0, submitted()), *came, (1.0, registered("a", 0)), (2.0, failed(*dead)))
+
+    assert outputs(state(*"bcde"), 9.0) == ()
+    assert the_failure(outputs(state(*"bcdef"), 9.0)).exit_code == 1
 
 
 def test_the_loss_of_every_replica_fails_the_job_though_no_standby_is_free() -> None:

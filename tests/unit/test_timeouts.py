@@ -1,6 +1,6 @@
 """Limits of different parts nest: whoever waits for another waits longer than that one may take."""
 
-from trainmover.agent import agent
+from trainmover.agent import agent, telemetry
 from trainmover.bus import nats
 from trainmover.runtime import endpoint, recovery
 from trainmover.schemas.commands import ANSWER_WITHIN_S
@@ -10,7 +10,7 @@ from trainmover.services.planner import choice
 
 
 def test_a_machine_is_silent_for_several_of_its_messages_before_it_counts_as_lost() -> None:
-    assert THRESHOLDS.machine_silence_s >= 3 * agent.TELEMETRY_S
+    assert THRESHOLDS.machine_silence_s >= 3 * telemetry.INTERVAL_S
     assert THRESHOLDS.settle_s < THRESHOLDS.witnessed_silence_s < THRESHOLDS.machine_silence_s
 
 

@@ -1,5 +1,6 @@
 """Ranks that vote over real links: all of them learn the same, or where they stand."""
 
+import select
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -114,6 +115,7 @@ def test_steps_follow_each_other_without_confusion(four: World) -> None:
         return losses
 
     assert four.all(train) == [[step * 1.5 for step in range(5)]] * 4
+    assert all(not rank.vote._votes and not rank.vote._results for rank in four.ranks)
 
 
 def test_a_job_of_one_rank_commits_by_itself(tmp_path: Path) -> None:
@@ -130,8 +132,7 @@ def test_a_job_of_one_rank_commits_by_itself(tmp_path: Path) -> None:
 def test_one_rank_that_cannot_finish_is_heard_by_all_at_once(four: World, fails: int) -> None:
     others = [rank for rank in four.ranks if rank.rank != fails]
     votes = four.start(others, Rank.voted)
-    for rank in others:
-        assert rank.seat.wait(lambda r=rank: r.phase is not Phase.COMPUTING, WITHIN_S)
+    assert all(rank.leaves(Phase.COMPUTING) for rank in others)
     four.ranks[fails].vote.abort(0)
     assert all(vote.result(WITHIN_S).failed for vote in votes)
     assert four.ranks[fails].phase is Phase.POISONED
@@ -258,6 +259,19 @@ def test_a_step_that_was_cut_off_is_voted_on_again_in_the_next_generation(four: 
     assert [total.averages for total in totals] == [{"loss": 1.0}] * 4
 
 
+@pytest.mark.parametrize("fails", [ROOT, LOW])
+def test_a_step_that_was_aborted_is_voted_on_again_in_the_next_generation(
+    four: World, fails: int
+) -> None:
+    votes = four.start([r for r in four.ranks if r.rank != fails], Rank.voted)
+    four.ranks[fails].vote.abort(0)
+    assert all(vote.result(WITHIN_S).failed for vote in votes)
+    for rank in four.ranks:
+        rank.collect(2)
+    four.begin(2, target=0)
+    assert not any(total.failed for total in four.all(Rank.voted))
+
+
 # ---- extras at the buddies
 
 
@@ -269,6 +283,26 @@ def test_rebuddy_gives_each_buddy_all_extras(four: World) -> None:
 def test_a_rank_without_its_neighbours_extras_says_what_it_waits_for(four: World) -> None:
     with pytest.raises(TimeoutError, match="extras of the neighbours and acknowledgements"):
         four.ranks[ROOT].vote.rebuddy(0, four.ranks[ROOT].parts(), 0.02)
+
+
+def test_a_rank_whose_buddies_do_not_acknowledge_does_not_begin(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as two:
+        link = two.ranks[1].links.control.link(CHANNEL, 0)
+        link.queue(Kind.EXTRAS, 0, bytes([FULL]) + pack(two.ranks[1].parts()))
+        link.flush(1)
+        with pytest.raises(TimeoutError, match="acknowledgements of the buddies"):
+            two.ranks[0].vote.rebuddy(0, two.ranks[0].parts(), 0.05)
+
+
+def test_an_older_acknowledgement_does_not_count_for_late_extras(tmp_path: Path) -> None:
+    with world(tmp_path, 2) as two:
+        late, buddy = two.ranks
+        late.late = 7
+        future = two.pool.submit(late.vote.late_extras, 0, late.parts())
+        link = buddy.links.control.link(CHANNEL, 0)
+        assert select.select([link], [], [], WITHIN_S)[0]
+        late.collect(2)  # the buddy has not looked at its link yet
+        assert isinstance(future.exception(WITHIN_S), Revoked)
 
 
 def test_late_extras_are_acknowledged_before_the_step_goes_on(four: World) -> None:
@@ -308,4 +342,3 @@ def test_only_what_changed_travels_after_the_first_extras(
     monkeypatch.setattr(type(four.ranks[0].seat.shelf), "put", spy)
     four.all(Rank.voted)
     assert sent == [(False, {"at"})] * 8
-    assert FULL == 1
