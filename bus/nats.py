@@ -311,8 +311,7 @@ class NatsBus:
         self._wake_followers()
         for task in list(self._answering):
             task.cancel()
-        if self._client.is_connected or self._client.is_reconnecting:
-            await self._client.close()
+        await self._client.close()
 
 
 def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:

@@ -143,6 +143,15 @@ class Job:
     def pid(self, worker: str) -> int:
         return next(int(e["pid"]) for e in self.of("worker.started") if e["worker"] == worker)
 
+    def happened(self, kind: str, times: int) -> bool:
+        return len(self.of(kind)) >= times
+
+    def settled_without(self, gone: set[str]) -> bool:
+        """Whether the latest plan has none of these workers and is completed."""
+        plan, completed = self.of("migration.planned")[-1], self.of("migration.completed")
+        done = bool(completed) and completed[-1]["generation"] == plan["generation"]
+        return done and not gone & set(self.assignment().values())
+
     def recovered(self, count: int) -> None:
         """Blocks until `count` interruptions have ended well."""
         self.wait_for(f"recovery {count}", lambda: len(self.of("migration.completed")) >= count, 90)

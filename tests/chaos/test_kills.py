@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -230,22 +231,13 @@ def test_a_second_death_in_the_middle_of_a_recovery_changes_nothing(
         run.pace(2)
         for count, rank in enumerate((1, 0, 3), 1):
             run.wait_for("three parked standbys", lambda: len(run.parked()) == 3)
-            before = len(run.of(moment))
             leaver = run.assignment()[rank]
+            seen = len(run.of(moment)) + 1
             run.inject(f"kill:worker={leaver},at=result")
             run.pace(4 * count + 2)
-            run.wait_for(moment, lambda seen=before: len(run.of(moment)) > seen)  # type: ignore[misc]
+            run.wait_for(moment, partial(run.happened, moment, seen))
             second = run.assignment()[rank if victim == "joiner" else (rank + 2) % 4]
             os.kill(run.pid(second), signal.SIGKILL)
-            run.wait_for(
-                "the end of the incident",
-                lambda gone={leaver, second}: (  # type: ignore[misc]
-                    not gone & set(run.assignment().values())
-                    and run.of("migration.completed")
-                    and run.of("migration.completed")[-1]["generation"]
-                    == run.of("migration.planned")[-1]["generation"]
-                ),
-                90,
-            )
+            run.wait_for("recovery", partial(run.settled_without, {leaver, second}), 90)
         run.pace(STEPS + 1)
         assert_same(run.finish(), undisturbed(4))

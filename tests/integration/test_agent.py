@@ -208,7 +208,7 @@ async def test_output_is_shown_with_its_worker_and_kept_raw(script: Path) -> Non
 
 async def test_facts_are_stored_once_and_then_acknowledged(script: Path) -> None:
     async with running(script, FINISH) as site:
-        await site.shown.until("[rank 0] acknowledged")
+        await site.shown.until("] acknowledged")
         assert (await site.first(WorkerFinished)).committed == 3
         registered = [m for m in site.memory.stored if WorkerRegistered.TYPE in m.subject]
         assert len(registered) == 1

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.integration.command import Command, carriers, run
 
 from trainmover.bus.server import EmbeddedServer, find_binary
@@ -29,6 +30,14 @@ def script(folder: Path, text: str) -> str:
 # ---- before anything runs
 
 
+@pytest.fixture
+def log_settings() -> Iterator[None]:
+    """The command sets where logs go; other tests of this process have their own wishes."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("log_settings")
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -57,6 +66,7 @@ def test_wrong_usage_is_refused_with_what_was_expected(
     assert "Traceback" not in said
 
 
+@pytest.mark.usefixtures("log_settings")
 def test_a_script_that_does_not_parse_is_shown_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,9 +269,7 @@ def mover_state(
     return state
 
 
-def mover_says(
-    state: State, answers: Mapping[str, Answer], now_s: float = 0.0
-) -> Sequence[Output]:
+def mover_says(state: State, answers: Mapping[str, Answer], now_s: float = 0.0) -> Sequence[Output]:
     return mover.decide(state, Inputs(now_s=now_s, up_since_s=0.0, answers=answers))
 
 
