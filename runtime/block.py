@@ -39,6 +39,7 @@ class Step:
         self._voted = False
         self._known = False
         self._let_update = False
+        self._reported_before: dict[str, float] = {}
 
     # ---- what user code calls
 
@@ -100,9 +101,9 @@ class Step:
         except (Revoked, LinkBroken) as error:
             self._cut_off(error)
             return
-        run.reported.clear()
         if total.failed:
             raise StepAborted("a rank cannot finish this step")
+        run.reported.clear()
         run.replica_digests = {}
         if total.differing:
             raise RuntimeError(
@@ -155,6 +156,7 @@ class Step:
             raise RuntimeError("a step is entered once; the next one comes from ctx.steps")
         self.entered = True
         self._let_update = run.let_update
+        self._reported_before = dict(run.reported)
         run.tracked.open()
         if not self.shadow:
             run.send_late_extras(self.number)
@@ -208,7 +210,7 @@ class Step:
         run = self._run
         run.hit("commit")
         if self.stopping:
-            run.loop.end_after(self.number)
+            run.loop.end_at(self.number + 1)
         last = self.number + 1 >= run.loop.blocks
         run.seat.move(lambda p: commit.applied(p, poisoned=poisoned, last=last))
         self.committed = True
@@ -216,8 +218,11 @@ class Step:
 
     def _undo(self, error: BaseException | None) -> None:
         run = self._run
+        if not self._voted:
+            run.vote.abort(self.number)
         run.seat.move(commit.failed)
         run.tracked.undo()
+        run.reported = self._reported_before
         cause = error.cause if isinstance(error, StepAborted) else repr(error)
         run.aborted(self.number, cause)
 

@@ -17,8 +17,9 @@ class Loop:
     def blocks(self) -> int:
         return self.total + self.closing
 
-    def end_after(self, step: int) -> None:
-        self.total = min(self.total, step + 1)
+    def end_at(self, total: int) -> None:
+        """Somebody stopped the loop after so many updates; never makes it longer."""
+        self.total = min(self.total, total)
 
     def state_dict(self) -> dict[str, int]:
         return {"total": self.total, "closing": int(self.closing)}

@@ -98,7 +98,6 @@ class Performance:
         self._bound = "set-up" if role.live else "again"
         self._late_named: set[str] = set()
         self._tail_named = False
-        self._aborts: set[tuple[int, int]] = set()
         self._wiring = Wiring(
             mesh=links.data,
             fence=links.data_fence,
@@ -158,6 +157,7 @@ class Performance:
             raise RuntimeError("ctx.steps may be used once: one loop is one job")
         self.in_loop = True
         self.loop.total, self.loop.closing = total, closing
+        self.seat.loop = self.loop
         self.gate.running = True
         self.gate.watch(self.tracked.optimizers)
         self.tracked.check()
@@ -318,16 +318,13 @@ class Performance:
 
     def aborted(self, step: int, cause: str) -> None:
         """RELINK: with nobody dead this leads to a plan for the same workers."""
-        generation = self.seat.position.generation
-        if (generation, step) not in self._aborts:
-            self._aborts.add((generation, step))
-            self._say(
-                StepAborted,
-                rank=self.role.rank,
-                generation=generation,
-                step=step,
-                cause=cause[:1000],
-            )
+        self._say(
+            StepAborted,
+            rank=self.role.rank,
+            generation=self.seat.position.generation,
+            step=step,
+            cause=cause[:1000],
+        )
 
     def send_late_extras(self, step: int) -> None:
         """Rule 8. Cut off, the block opens all the same and is undone at its gate."""

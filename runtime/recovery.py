@@ -204,6 +204,8 @@ class Recovery:
     def _resume(self, command: Resume) -> bool:
         seat = self._seat
         with seat.cond:
+            if command.total is not None:
+                self._loop.end_at(command.total)
             last = command.target >= self._loop.blocks
             after = commit.resume(seat.position, command.generation, command.target, last=last)
             if after is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.extras import Parts, Shelf
+from trainmover.runtime.loop import Loop
 from trainmover.schemas.commands import (
     Answer,
     Collect,
@@ -66,6 +67,7 @@ class Seat:
         self.role: Role | None = None
         self.set_up = False
         """Set-up and shadow steps of `role` are done."""
+        self.loop: Loop | None = None
         self.assignment = ""
         self.pulled: tuple[str, str, str, int, float] | None = None
         """Donor, its digest, ours, bytes, seconds."""
@@ -113,7 +115,7 @@ class Seat:
     def start(self, role: Role) -> None:
         """`train` is about to run for `role`. A live set-up starts from nothing."""
         with self.cond:
-            self.role, self.set_up = role, False
+            self.role, self.set_up, self.loop = role, False, None
             if role.live:
                 self.shelf.clear()
                 self.position = Position(
@@ -205,6 +207,7 @@ class Seat:
                 holding=p.phase is Phase.HOLDING,
                 dirty=p.dirty,
                 done=p.phase is Phase.DONE,
+                total=self.loop.total if self.loop else None,
                 extras=dict(p.kept),
                 donor=donor,
                 donor_digest=donor_digest,

@@ -87,6 +87,9 @@ class Resume(Command):
     kind: Literal["resume"] = "resume"
     generation: Annotated[int, Field(ge=2)]
     target: NonNegativeInt
+    total: NonNegativeInt | None = None
+    """Updates of the loop where a member knows that it was stopped: who learnt of the commit from
+    the decision did not see the vote's result, and so not its `stop`."""
 
 
 class Retire(Command):
@@ -138,6 +141,8 @@ class Answer(BaseModel):
     dirty: bool = False
     done: bool = False
     """Its loop is over: it has committed every step."""
+    total: NonNegativeInt | None = None
+    """Updates of its loop, less after a `stop` that it knows of; None before the loop."""
     extras: dict[int, tuple[int, ...]] = Field(default_factory=dict)
     """Rank -> versions of that rank's extras kept here."""
     donor: Name | None = None

@@ -346,6 +346,8 @@ class MigrationSwitched(Event):
     generation: Annotated[int, Field(ge=2)]
     incident: Name
     target: NonNegativeInt
+    total: NonNegativeInt | None = None
+    """Updates of the loop, as the member that knows of the earliest end has it."""
     restored: tuple[Restored, ...] = ()
     links: dict[str, tuple[int, int, int]] = Field(default_factory=dict)
     """Rank -> links opened, closed, kept."""

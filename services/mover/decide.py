@@ -173,7 +173,7 @@ def _move(migration: Migration, decided: MigrationDecided) -> Sequence[Output]:
 def _resume(migration: Migration, switched: MigrationSwitched) -> Sequence[Output]:
     """WAL: only after `switched` is on the stream, and from then on only forward."""
     plan, answers = migration.plan, migration.answers
-    command = Resume(generation=plan.generation, target=switched.target)
+    command = Resume(generation=plan.generation, target=switched.target, total=switched.total)
     waiting = [
         m
         for m in plan.members

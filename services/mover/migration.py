@@ -110,12 +110,15 @@ class Migration:
             for m in self.plan.members
             if (answer := self.answers[m.worker]).donor
         ]
+        answers = [self.answers[m.worker] for m in self.plan.members]
+        totals = [a.total for a in answers if a.total is not None]
         return MigrationSwitched(
             job=self.plan.job,
             run=self.plan.run,
             generation=self.plan.generation,
             incident=self.plan.incident,
             target=decided.target,
+            total=min(totals) if totals else None,
             restored=tuple(restored),
             links={str(m.rank): self.answers[m.worker].links for m in self.plan.members},
         )

@@ -169,6 +169,26 @@ def test_a_rank_that_dies_in_set_up_sends_every_rank_through_set_up_again(
 
 @pytest.mark.concurrent
 @pytest.mark.full
+@pytest.mark.timeout(240)
+def test_a_stop_whose_vote_was_cut_off_ends_the_loop_on_every_rank(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Rank 3 hears results from rank 1, which dies with the one that carries the stop: it learns
+    of the commit from the decision, or from the extras of a rank that is a step ahead (XKNOW)."""
+    with job(tmp_path, 4, "everything.py", "--stop-at=5") as run:
+        run.wait_for("a parked standby", lambda: bool(run.parked()))
+        run.pace(2)
+        run.wait_for("four ranks", lambda: len(run.of("rank.ready")) == 4)
+        run.inject(f"kill:worker={run.assignment()[1]},step=5,at=result")
+        run.pace(STEPS + 1)
+        finished = run.finish()
+        assert len(run.of("migration.completed")) == 1
+    assert finished.report["completed_steps"] == 6
+    assert_same(finished, undisturbed(4, "everything.py", "--stop-at=5"))
+
+
+@pytest.mark.concurrent
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "rank"), [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)])
 def test_a_kill_of_every_rank_at_every_point_changes_nothing(

@@ -129,7 +129,8 @@ def test_shadow_steps_leave_no_trace(one: OneRank) -> None:
 
 def test_an_error_in_a_shadow_step_is_not_swallowed(one: OneRank) -> None:
     def wrong(step: Step, script: Script) -> None:
-        raise KeyError("user")
+        if step.shadow:
+            raise KeyError("user")
 
     train, _ = training(1, before_vote=wrong)
     with pytest.raises(KeyError, match="user"):
@@ -198,6 +199,14 @@ def test_collectives_between_blocks_are_refused_and_show_the_move(one: OneRank) 
     one.train(before_and_after)
     assert len(refused) == 2 + 2 + 1  # after shadow steps, steps, and the loop
     assert "Move it to the start of the block" in refused[0]
+
+
+def test_an_update_between_blocks_is_refused(one: OneRank) -> None:
+    def update(step: Step, script: Script) -> None:
+        with pytest.raises(RuntimeError, match="stepped outside `with step:`"):
+            script.optimizer.step()
+
+    one.train(training(1, after_block=update)[0])
 
 
 def test_a_batch_between_blocks_is_refused(one: OneRank) -> None:
@@ -271,6 +280,12 @@ def test_reported_numbers_travel_with_the_vote_and_the_beat(one: OneRank) -> Non
     assert one.said.beats[-1].phase == "done"
     assert one.said.beats[-1].numbers == performance.averages
     assert one.said.beats[-1].committed == 2
+
+
+def test_a_number_counts_for_the_step_that_reports_it_only(one: OneRank) -> None:
+    once = at(0, lambda step, script: step.report(only=1))
+    performance = one.train(training(3, before_vote=once)[0])
+    assert set(performance.averages) == {"loss"}
 
 
 def test_a_rank_is_ready_once_its_shadow_steps_are_over(one: OneRank) -> None:

@@ -55,3 +55,26 @@ def test_the_point_in_the_optimizer_is_half_an_update(tmp_path: Path) -> None:
     one.train(train)
     one.close()
     assert changed == [True] * 3 + [False] * 3
+
+
+def test_the_point_in_the_forward_is_inside_the_model(tmp_path: Path) -> None:
+    one = OneRank(tmp_path, faults="cut:rank=0,step=0,at=forward")
+    entered: list[str] = []
+
+    def train(ctx: Context) -> None:
+        script = Script(ctx)
+        script.model.register_forward_pre_hook(lambda *_: entered.append("model"))
+        script.model[0].register_forward_pre_hook(lambda *_: entered.append("first layer"))
+        for step in ctx.steps(1):
+            with step:
+                entered.clear()
+                script.backward()
+                script.update()
+
+    at_the_fault: list[list[str]] = []
+    one.said.listen = lambda event: (
+        at_the_fault.append(list(entered)) if isinstance(event, FaultInjected) else None
+    )
+    one.train(train)
+    one.close()
+    assert at_the_fault == [["model"]]

@@ -143,9 +143,10 @@ def test_a_switch_that_fails_is_refused_until_the_next_plan(parked: Parked) -> N
 
     watcher = threading.Thread(target=plan_again)
     watcher.start()
-    with capture_logs():
+    with capture_logs() as logs:
         parked.recovery.park()
     watcher.join(WITHIN_S)
+    assert [log["event"] for log in logs] == ["recovery.failed"]  # not tried again by itself
     assert refusals[0].startswith("switch: expected worker gone to answer")
     assert parked.seat.answer().refused == ""
     assert parked.seat.position.generation == 3

@@ -167,8 +167,9 @@ def test_a_beat_is_the_latest_one_and_goes_out_at_once_when_asked(
 def test_a_loss_that_is_no_number_any_more_is_a_beat_all_the_same(
     agent: Agent, reporter: Reporter
 ) -> None:
-    reporter.beat(partial(Beat, worker="a", numbers={"loss": math.nan, "norm": math.inf}), now=True)
     agent.accept()
+    assert agent.next("beat")["numbers"] == {}
+    reporter.beat(partial(Beat, worker="a", numbers={"loss": math.nan, "norm": math.inf}), now=True)
     beat = LINE.validate_python(agent.next("beat"))
     assert isinstance(beat, Beat)
     assert math.isnan(beat.numbers["loss"])

@@ -45,6 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--stop-at", type=int, help="rank 0 stops the loop in this step")
     parser.add_argument("--rebindable", action="store_true")
     parser.add_argument("--die-in-set-up", action="store_true", help="rank 1 does, once")
     return parser.parse_args()
@@ -82,6 +83,8 @@ def train(ctx: trainmover.Context) -> None:
         with step:
             if step.closing:
                 continue
+            if step.number == args.stop_at and ctx.rank == 0:
+                step.stop()
             used: list[int] = []
             for micro in range(args.micro_batches):
                 index, x, y = next(data)
