@@ -48,8 +48,9 @@ class Admission:
         raise RuntimeError(
             f"expected collectives in set-up or inside `with step:` blocks, got {issued.op} on "
             f"group {issued.group} outside: what communicates must be undone and done again with "
-            "its step. Move it to the start of the block:\n"
-            "    for step in ctx.steps(n, closing=True):\n"
+            "its step. Move it into the block, before optimizer.step() (an average to be shown is "
+            "step.report(loss=loss), without a collective):\n"
+            "    for step in ctx.steps(n):\n"
             "        with step:\n"
-            f"            ...  # {issued.op} here, before the forward pass"
+            f"            ...  # {issued.op} here"
         )

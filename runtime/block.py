@@ -107,9 +107,10 @@ class Step:
         run.replica_digests = {}
         if total.differing:
             raise RuntimeError(
-                f"after the first step ranks that should hold the same differ in "
-                f"{', '.join(total.differing)}: a joiner would take another rank's. Make it the "
-                "same on all of them, or say ctx.track(..., sharded_over=(axis, ...))"
+                f"ranks that should hold the same differ in {', '.join(total.differing)} after "
+                f"{self.number} steps. Either it is not the same on all of them (say so by "
+                "ctx.track(..., sharded_over=(axis, ...))), or something that changes it is not "
+                "tracked and did not move with a rank (a scheduler, an average, a counter)"
             )
         run.averages = total.averages or run.averages
         self.stopping = total.stop

@@ -71,6 +71,11 @@ def run(train: Train, *, rebindable: bool = False) -> None:
         log.info("worker.retired", reason=str(retired))
     except (Exception, SystemExit) as error:
         # Its links break when the process ends, so that nobody takes a crash for a broken link.
+        if "default process group twice" in str(error):
+            error.add_note(
+                "TrainMover has initialised torch.distributed before train() was called: remove "
+                "init_process_group, or guard it by `if not dist.is_initialized()`"
+            )
         worker.tell_crash(error)
         raise
 

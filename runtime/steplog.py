@@ -14,6 +14,8 @@ class StepLog:
 
     def __init__(self, folder: str, rank: int, worker: str) -> None:
         self._path = Path(folder) / f"rank{rank}.jsonl" if folder else None
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
         self._worker = worker
 
     def write(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainmover.runtime import codec, optimizer_state, rng
 from trainmover.runtime.batches import Batches
@@ -76,8 +77,10 @@ class Tracked:
         return tuple(self._optimizers.values())
 
     def check(self) -> None:
-        """For the first step. ValueError names parameters that no tracked module has."""
+        """For the first step. ValueError names what drives or fills tracked state but is not
+        tracked itself: learning rate schedulers, and parameters that no tracked module has."""
         self._index()
+        self._check_schedulers()
         known = {id(p) for m in self._modules.values() for p in m.parameters()}
         strangers = [
             f"{name}.param_groups[{i}]['params'][{j}] of shape {list(p.shape)}"
@@ -92,6 +95,19 @@ class Tracked:
                 f"would not move with the rank: {', '.join(strangers[:5])}; track the module that "
                 "they belong to"
             )
+
+    def _check_schedulers(self) -> None:
+        """A scheduler wraps `step` of its optimizer, which tells that there is one."""
+        driven = {id(o.optimizer) for o in self._others.values() if isinstance(o, LRScheduler)}
+        driven |= {id(o) for other in self._others.values() for o in _inner_optimizers(other)}
+        for name, optimizer in self._optimizers.items():
+            wrapped = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+            if wrapped and id(optimizer) not in driven:
+                raise ValueError(
+                    f"a learning rate scheduler drives the tracked optimizer {name!r} but is not "
+                    "tracked: a joiner would start its schedule again; add it to ctx.track("
+                    "scheduler=scheduler)"
+                )
 
     def open(self) -> None:
         """A block opens: keeps the small state. ValueError for a gradient that is not zero."""
@@ -226,6 +242,13 @@ class Tracked:
                     "what has state_dict and load_state_dict (schedulers, GradScaler); put plain "
                     "values into ctx.vars and loaders into ctx.batches"
                 )
+
+
+def _inner_optimizers(value: object) -> list[object]:
+    """Optimizers behind schedulers that a tracked object holds (SequentialLR, a trainer's)."""
+    held = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    flat = [x for item in held for x in (item if isinstance(item, list | tuple) else [item])]
+    return [x.optimizer for x in flat if isinstance(x, LRScheduler)]
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:

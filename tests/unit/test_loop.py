@@ -198,7 +198,7 @@ def test_collectives_between_blocks_are_refused_and_show_the_move(one: OneRank) 
 
     one.train(before_and_after)
     assert len(refused) == 2 + 2 + 1  # after shadow steps, steps, and the loop
-    assert "Move it to the start of the block" in refused[0]
+    assert "Move it into the block, before optimizer.step()" in refused[0]
 
 
 def test_an_update_between_blocks_is_refused(one: OneRank) -> None:

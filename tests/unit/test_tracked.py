@@ -36,7 +36,8 @@ class Rank:
             self.tracked.add(scheduler=self.scheduler)
         self.tracked.add_batches(self.data)
         self.tracked.vars["losses"] = []
-        self.tracked.check()
+        if track_scheduler:
+            self.tracked.check()
 
     def block(self, *, skip: bool = False, repeat: bool = False) -> None:
         """One step; the vote would stand before scaler.step."""
@@ -345,3 +346,26 @@ def test_a_joiner_that_is_built_otherwise_is_told_where() -> None:
     donor._modules["model"].register_buffer("late", torch.ones(1))
     with pytest.raises(ValueError, match=r"buffers \['model.late'\] do not exist here"):
         give(donor, make(2))
+
+
+def test_a_scheduler_that_drives_a_tracked_optimizer_has_to_be_tracked_too() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    tracked = Tracked()
+    tracked.add(model=model, opt=optimizer)
+    with pytest.raises(ValueError, match="drives the tracked optimizer 'opt' but is not tracked"):
+        tracked.check()
+    tracked.add(scheduler=scheduler)
+    tracked.check()
+
+
+def test_schedulers_inside_a_tracked_scheduler_count_as_tracked() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.1)
+    then = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, then], milestones=[5])
+    tracked = Tracked()
+    tracked.add(model=model, optimizer=optimizer, scheduler=both)
+    tracked.check()

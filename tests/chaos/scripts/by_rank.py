@@ -20,6 +20,7 @@ def train(ctx: trainmover.Context) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--hidden-schedule", action="store_true", help="that nothing tracks")
     parser.add_argument("--mean-after-update", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(7)
@@ -32,6 +33,7 @@ def train(ctx: trainmover.Context) -> None:
     data = ctx.batches(DataLoader(TensorDataset(torch.arange(len(mine)), mine), 2, shuffle=True))
     ctx.track(model=model, optimizer=optimizer)
     torch.manual_seed(70 + dist.get_rank())
+    updates = 0
     for step in ctx.steps(args.steps):
         wait_for_pace(ctx, step, args.folder / "pace")
         with step:
@@ -40,6 +42,9 @@ def train(ctx: trainmover.Context) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            if args.hidden_schedule:
+                updates += 1
+                optimizer.param_groups[0]["lr"] = 0.05 / updates
             if args.mean_after_update:
                 mean = loss.detach().clone()
                 dist.all_reduce(mean)  # a rank that is cut off here is dirty (TAIL)
