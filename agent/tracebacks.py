@@ -1,5 +1,7 @@
 """Eight ranks that fail alike print one traceback: in full for the first, a line for the others."""
 
+from collections.abc import Iterable
+
 START = "Traceback (most recent call last):"
 MAX_LINES = 1000
 """Held back until the traceback is complete; CPython itself prints 1000 frames at most."""
@@ -31,3 +33,13 @@ class Folded:
         """What is still held back, at the end of the output."""
         held, self._held = self._held, []
         return held
+
+
+def last_line(lines: Iterable[str]) -> str | None:
+    """What names the exception of the first traceback in there; None without one."""
+    inside = False
+    for line in lines:
+        if inside and not line.startswith(" "):
+            return line
+        inside = inside or line == START
+    return None

@@ -1,9 +1,10 @@
 """How flags are spelled: torchrun's words, `-` or `_`, an environment variable for each."""
 
 import argparse
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -22,9 +23,24 @@ REFUSED = {
     "--node-rank": "machines need no numbers: ranks go to machines in the order of their names;"
     " --machine NAME sets this machine's (its host name by default)",
     "--master-addr": "nothing listens there: give --bus nats://HOST:PORT on every machine",
+    "--standalone": "`run` without --bus is that: it brings its own bus and services",
     "--master-port": "nothing listens there: give --bus nats://HOST:PORT on every machine",
 }
 """torchrun's flags that mean something else here, and the sentence that replaces each."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers what it does not know with its own usage and the nearest flag it has."""
+
+    def parse_known_args(  # type: ignore[override]  # typeshed's overloads say no more than this
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            given = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(given, self._option_string_actions, 1)
+            self.error(f"no flag {given} here" + (f": did you mean {near[0]}?" if near else ""))
+        return known, unknown
 
 
 class _Refuse(argparse.Action):

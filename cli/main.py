@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from trainmover.bus.port import BusError
-from trainmover.cli import children, options, reach, run, services, watch
+from trainmover.cli import children, flags, options, reach, run, services, watch
 from trainmover.schemas.envelope import Rejected
 
 Command = Callable[[argparse.Namespace], int]
@@ -33,7 +33,7 @@ every flag is an environment variable too, as it says; `-` and `_` are both acce
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+    root = flags.Parser(
         prog="trainmover",
         description=ABOUT,
         epilog=EPILOG,
@@ -88,9 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given and given[0] in children.SERVICES:
         service = importlib.import_module(f"trainmover.services.{given[0]}.__main__")
         return int(service.main(given[1:]))
-    _log_to_stderr()
     args = parser().parse_args(given)
     command: Command = args.command
+    watches = command in (watch.status, watch.events, watch.inject)
+    _log_to_stderr("error" if watches else "warning")  # a watched job's bus may come and go
     try:
         return command(args)
     except (options.WrongUsage, Rejected) as error:
@@ -112,14 +113,14 @@ def _explain(error: Exception, code: int) -> int:
     return code
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(level: str) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.format_exc_info,
             _as_line,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger("warning"),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from trainmover.agent.orders import Program
 from trainmover.cli import flags
+from trainmover.schemas.fault import Fault
 from trainmover.schemas.layout import Layout
 
 EXAMPLE = """\
@@ -22,6 +23,9 @@ example:
 exit codes: 0 completed, 1 user code failed, 2 wrong usage, 3 stalled too long, 4 state lost,
 5 no progress, 6 bus or services not reachable, 130 Ctrl-C, 143 SIGTERM
 """
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class WrongUsage(ValueError):
@@ -124,7 +128,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
-    """Raises WrongUsage."""
+    """`secret`: TRAINMOVER_SECRET. Raises WrongUsage."""
     world_size = args.nnodes * args.nproc_per_node
     if args.bus and not args.job:
         raise WrongUsage("--bus needs --job NAME: machines that give the same name join one job")
@@ -133,20 +137,21 @@ def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
             f"--nnodes {args.nnodes} needs --bus nats://HOST:PORT and --job NAME, the same on every"
             " machine: the embedded bus serves one machine"
         )
-    if secret is not None and not re.fullmatch(r"([0-9a-f]{2})+", secret):
-        raise WrongUsage("TRAINMOVER_SECRET is an even number of hex digits, at best 64")
+    layout = _layout(args.layout, world_size, args.nnodes, args.nproc_per_node)
+    for fault in args.fault:
+        _check_fault(fault, layout)
     run = "r" + uuid4().hex[:8]
     program = Program(script=args.script, arguments=tuple(args.arguments), module=args.module)
     return RunOptions(
         program=program,
-        layout=_layout(args.layout, world_size, args.nnodes, args.nproc_per_node),
+        layout=layout,
         num_machines=args.nnodes,
         workers_per_machine=args.nproc_per_node,
         num_standbys=args.standbys,
         job=args.job or job_name(args.script, run),
         run=run,
         machine=args.machine or as_name(socket.gethostname()),
-        secret=secret if secret is not None else "" if args.bus else secrets.token_hex(32),
+        secret=secret_in_hex(secret) or ("" if args.bus else secrets.token_hex(32)),
         bus=args.bus,
         host=args.host,
         port_range=args.port_range or "",
@@ -174,6 +179,52 @@ def _layout(text: str | None, world_size: int, num_machines: int, per_machine: i
             f" --nproc-per-node {per_machine} makes {world_size}: make them equal"
         )
     return layout
+
+
+def _check_fault(text: str, layout: Layout) -> None:
+    if text.startswith("@"):
+        return  # a file that may change while the job runs
+    fault = Fault.parse(text)
+    if fault.rank is not None and not 0 <= fault.rank < layout.world_size:
+        raise WrongUsage(
+            f"--fault {text}: layout {layout} has ranks 0..{layout.world_size - 1}, got rank"
+            f" {fault.rank}"
+        )
+    if fault.step is not None and fault.step < 0:
+        raise WrongUsage(f"--fault {text}: steps count from 0, got {fault.step}")
+
+
+def secret_in_hex(text: str | None) -> str:
+    """TRAINMOVER_SECRET as it stands in the environment, "" when it is not set.
+
+    Raises WrongUsage, which does not show it.
+    """
+    if text and not re.fullmatch(r"([0-9a-f]{2})+", text):
+        raise WrongUsage(
+            "TRAINMOVER_SECRET is an even number of hex digits (0-9, a-f), at best 64:"
+            f" what is set has {len(text)} characters and is not that"
+        )
+    return text or ""
+
+
+def warnings(options: RunOptions) -> list[str]:
+    """What a person should know before the job starts, one line each."""
+    found: list[str] = []
+    if options.layout.replicas(0) == (0,):
+        found.append(
+            f"in layout {options.layout} no rank has a replica: a death ends the job with exit"
+            " code 4 (a dp axis of 2 or more makes replicas)"
+        )
+    if options.bus is not None and not options.secret:
+        found.append(
+            "TRAINMOVER_SECRET is not set: whoever reaches the bus can end or change this job"
+        )
+    if options.num_machines > 1 and options.host in LOOPBACK:
+        found.append(
+            f"--host {options.host} is reached from this machine only: give the address that the"
+            f" other {'machine reaches' if options.num_machines == 2 else 'machines reach'} it at"
+        )
+    return found
 
 
 def job_name(script: str, run: str) -> str:

@@ -10,6 +10,7 @@ from statistics import median
 from trainmover.bus.job import JobBus
 from trainmover.cli.console import Console
 from trainmover.cli.incidents import Incident, incidents, timeline
+from trainmover.cli.waiting import waited_for
 from trainmover.cli.words import in_words
 from trainmover.schemas.events import (
     JobCompleted,
@@ -38,6 +39,7 @@ TOLD = (
 LINE_EVERY_S = 1.0
 REMIND_EVERY_S = 30.0
 """While nothing can go on, a person hears why and what would help (invariant 7)."""
+WAITING_EVERY_S = 10.0
 NORMAL_STEPS = 20
 """A normal step is the median of this many before the incident."""
 NOT_TRAINING = ("starting", "shadow", "standby")
@@ -77,6 +79,16 @@ class Progress:
             if self._stalled is not None and not self._hushed:
                 self._console.say(f"still stalled: {in_words(self._stalled)}")
 
+    async def say_what_is_waited_for(self, bus: str | None) -> None:
+        """Until ranks are assigned: every `WAITING_EVERY_S`, why they are not. `bus`: of others."""
+        while True:
+            await asyncio.sleep(WAITING_EVERY_S)
+            reason = waited_for([r.event for r in self.records], bus)
+            if reason is None:
+                return
+            if not self._hushed:
+                self._console.say(reason)
+
     def hush(self) -> None:
         """Say nothing more: what comes now is the end that a person asked for."""
         self._hushed = True
@@ -114,26 +126,26 @@ class Progress:
     async def hear(self, telemetry: Telemetry) -> None:
         self._beats[telemetry.machine] = telemetry.workers
         beats = [beat for beats in self._beats.values() for beat in beats]
-        training = [b for b in beats if b.rank is not None and b.phase not in NOT_TRAINING]
-        if self._hushed or not training:
+        ranks = training(beats)
+        if self._hushed or not ranks:
             return
-        first = max(training, key=lambda beat: beat.committed)
+        first = max(ranks, key=lambda beat: beat.committed)
         if first.committed > self._committed:
             self._committed = first.committed
             self._steps_s.append(first.step_s)
         now_s = time.monotonic()
         if self._console.live:
-            self._console.status(self._status(first, training, beats))
+            self._console.status(self._status(first, ranks, beats))
         elif now_s - self._told_at >= LINE_EVERY_S and first.committed > self._told_step:
             self._told_at, self._told_step = now_s, first.committed
-            self._console.say(f"step {first.committed}{_numbers(first)}")
+            self._console.say(f"step {first.committed}{numbers(first)}")
 
-    def _status(self, first: Beat, training: list[Beat], beats: list[Beat]) -> str:
+    def _status(self, first: Beat, ranks: list[Beat], beats: list[Beat]) -> str:
         rate = f", {1 / first.step_s:.1f} steps/s" if first.step_s > 0 else ""
         standbys = sum(beat.phase == "standby" for beat in beats)
-        generation = max(beat.generation for beat in training)
+        generation = max(beat.generation for beat in ranks)
         return (
-            f"step {first.committed}{_numbers(first)}{rate} | {len(training)} ranks,"
+            f"step {first.committed}{numbers(first)}{rate} | {len(ranks)} ranks,"
             f" {standbys} standbys parked, generation {generation}"
         )
 
@@ -141,7 +153,13 @@ class Progress:
         return any(isinstance(r.event, JobCompleted | JobFailed) for r in self.records)
 
 
-def _numbers(beat: Beat) -> str:
+def training(beats: Iterable[Beat]) -> list[Beat]:
+    """Those of workers that do a rank's steps now."""
+    return [b for b in beats if b.rank is not None and b.phase not in NOT_TRAINING]
+
+
+def numbers(beat: Beat) -> str:
+    """What the script reports, the loss first."""
     return "".join(f" {name} {value:.4g}" for name, value in _loss_first(beat.numbers.items()))
 
 

@@ -5,10 +5,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from trainmover.bus.nats import NatsBus, connect
 from trainmover.cli import flags, session
-from trainmover.cli.options import WrongUsage
+from trainmover.cli.options import WrongUsage, secret_in_hex
+from trainmover.cli.submission import Past
 
 CONNECT_S = 5.0
 
@@ -18,6 +20,8 @@ class Target:
     url: str = field(repr=False)
     job: str
     secret: bytes = field(repr=False)
+    from_session: bool = False
+    """Of a `run` on this machine, which may have the bus inside it."""
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +47,7 @@ def target(args: argparse.Namespace) -> Target:
     if args.bus:
         if not args.job:
             raise WrongUsage("--bus needs --job NAME")
-        return Target(args.bus, args.job, bytes.fromhex(os.environ.get("TRAINMOVER_SECRET", "")))
+        return Target(args.bus, args.job, secret())
     sessions = session.live()
     names = ", ".join(sessions) or "none"
     if args.job is None and len(sessions) != 1:
@@ -54,7 +58,27 @@ def target(args: argparse.Namespace) -> Target:
             f"job {args.job} does not run on this machine (jobs that do: {names}); for another"
             " machine's give --bus URL and set TRAINMOVER_SECRET"
         )
-    return Target(found.url, found.job, bytes.fromhex(found.secret))
+    return Target(found.url, found.job, bytes.fromhex(found.secret), from_session=True)
+
+
+def secret() -> bytes:
+    """Of the environment, empty when it is not set. Raises WrongUsage."""
+    return bytes.fromhex(secret_in_hex(os.environ.get("TRAINMOVER_SECRET")))
+
+
+def readable(past: Past, job: str) -> Past:
+    """`past`, unless another secret hides all of it. Raises WrongUsage then."""
+    if past.num_foreign and not past.records:
+        raise WrongUsage(
+            f"the events of job {job} on this bus are signed with another secret: set"
+            " TRAINMOVER_SECRET to that of the job"
+        )
+    return past
+
+
+def without_token(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @contextlib.asynccontextmanager

@@ -8,16 +8,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from trainmover.agent.agent import Agent, WorkersKeepFailing
+from trainmover.agent.tracebacks import last_line
 from trainmover.agent.workers import WarmFailed
 from trainmover.bus.job import JobBus
 from trainmover.bus.nats import connect
 from trainmover.bus.port import BusError
 from trainmover.bus.server import ServerFailed
-from trainmover.cli import children, embedded, report, start, submission
+from trainmover.cli import children, embedded, reach, report, start, submission
 from trainmover.cli.console import Console
-from trainmover.cli.options import RunOptions
+from trainmover.cli.options import RunOptions, warnings
 from trainmover.cli.progress import Progress
-from trainmover.schemas.events import JobCompleted, JobFailed, JobSubmitted
+from trainmover.schemas.events import JobCompleted, JobFailed, JobSubmitted, WorkerRegistered
 
 CONNECT_S = 5.0
 SETTLE_S = 1.0
@@ -155,8 +156,15 @@ async def _attend(
     job.console.say(
         f"job {job.options.job}, run {job.submitted.run}, layout {job.submitted.layout}"
     )
+    for warning in warnings(job.options):
+        job.console.say(f"warning: {warning}")
+    bus = None if job.options.bus is None else reach.without_token(job.options.bus)
     async with asyncio.TaskGroup() as group:
-        watching = (job.progress.follow(job.bus), job.progress.remind())
+        watching = (
+            job.progress.follow(job.bus),
+            job.progress.remind(),
+            job.progress.say_what_is_waited_for(bus),
+        )
         tasks = [group.create_task(work) for work in (*watching, *helpers)]
         try:
             end = await job.agent.run()
@@ -179,7 +187,7 @@ def _last_words(job: _Job, end: JobCompleted | JobFailed | None, interrupt: Inte
             lines = end.reason.strip().splitlines() or [""]
             shown = any(lines[-1] in line for line in job.agent.tail())  # the worker printed it
             code = end.exit_code
-            words = f"failed ({code}): {lines[0] if shown else end.reason}"
+            words = f"failed ({code}): {lines[0] if shown else end.reason}{_first_error(job)}"
     job.console.status("")
     job.console.say(words)
     if job.options.report is not None:
@@ -193,3 +201,11 @@ def _last_words(job: _Job, end: JobCompleted | JobFailed | None, interrupt: Inte
         )
         report.write(found, job.options.report)
     return code
+
+
+def _first_error(job: _Job) -> str:
+    """Why workers of this machine ended before they registered, where a traceback tells."""
+    if any(isinstance(r.event, WorkerRegistered) for r in job.progress.records):
+        return ""
+    error = last_line(job.agent.tail())
+    return f"\nthe first of them raised {error}" if error else ""

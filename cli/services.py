@@ -2,13 +2,13 @@
 
 import argparse
 import asyncio
-import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
 from trainmover.bus.nats import connect
-from trainmover.cli import children, flags
+from trainmover.cli import children, flags, reach
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.submission import past_of
 from trainmover.schemas.events import JobSubmitted
@@ -27,11 +27,12 @@ def services(args: argparse.Namespace) -> int:
     """Blocks until the job is over. Waits for its submission first."""
     if not (args.bus and args.job):
         raise WrongUsage("services need --bus URL and --job NAME")
-    return asyncio.run(_interruptible(args.bus, args.job, args.log_dir))
+    return asyncio.run(_interruptible(args.bus, args.job, reach.secret(), args.log_dir))
 
 
-async def _interruptible(url: str, job: str, log_dir: Path | None) -> int:
-    task = asyncio.create_task(_serve(url, job, log_dir))
+async def _interruptible(url: str, job: str, secret: bytes, log_dir: Path | None) -> int:
+    _say(f"services of job {job} on {reach.without_token(url)}, until it is over")
+    task = asyncio.create_task(_serve(url, job, secret, log_dir))
     came: list[int] = []
 
     def end(number: int) -> None:
@@ -43,14 +44,15 @@ async def _interruptible(url: str, job: str, log_dir: Path | None) -> int:
     try:
         await task
     except asyncio.CancelledError:
+        _say(f"services of job {job} ended by {signal.Signals(came[0]).name}, before it was over")
         return 128 + came[0]
+    _say(f"job {job} is over, and its services are")
     return 0
 
 
-async def _serve(url: str, job: str, log_dir: Path | None) -> None:
-    secret = os.environ.get("TRAINMOVER_SECRET", "")
-    run = await _submitted(url, job, bytes.fromhex(secret))
-    known = children.environment(bus=url, job=job, run=run, secret=secret)
+async def _serve(url: str, job: str, secret: bytes, log_dir: Path | None) -> None:
+    run = await _submitted(url, job, secret)
+    known = children.environment(bus=url, job=job, run=run, secret=secret.hex())
     with tempfile.TemporaryDirectory(prefix="tm-") as temporary:
         folder = log_dir or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,14 +62,18 @@ async def _serve(url: str, job: str, log_dir: Path | None) -> None:
 
 
 async def _submitted(url: str, job: str, secret: bytes) -> str:
-    """The run of the newest submission; blocks until there is one."""
+    """The run of the newest submission; blocks until there is one. Raises WrongUsage."""
     bus = await connect(url, job, deadline_s=CONNECT_S)
     try:
         while True:
-            records = (await past_of(bus, job, secret)).records
+            records = reach.readable(await past_of(bus, job, secret), job).records
             runs = [r.event.run for r in records if isinstance(r.event, JobSubmitted)]
             if runs:
                 return runs[-1]
             await asyncio.sleep(LOOK_EVERY_S)
     finally:
         await bus.close()
+
+
+def _say(text: str) -> None:
+    print(f"trainmover: {text}", file=sys.stderr, flush=True)

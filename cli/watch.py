@@ -3,19 +3,34 @@
 import argparse
 import asyncio
 import json
-from contextlib import aclosing
+import os
+import sys
+from collections.abc import Coroutine
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 
 from trainmover.agent import requests
+from trainmover.bus.job import JobBus
 from trainmover.bus.nats import NatsBus
-from trainmover.bus.port import Message
-from trainmover.cli import flags, reach
+from trainmover.bus.port import BusUnreachable, Message
+from trainmover.cli import flags, reach, session
 from trainmover.cli.incidents import incidents, timeline
 from trainmover.cli.options import WrongUsage
+from trainmover.cli.progress import numbers, training
 from trainmover.cli.submission import past_of
 from trainmover.cli.view import in_lines, view
 from trainmover.cli.words import in_words
+from trainmover.schemas.base import Event
 from trainmover.schemas.envelope import Rejected, open_event
+from trainmover.schemas.events import JobCompleted, JobFailed
+from trainmover.schemas.local import Beat, Telemetry
+
+AFTER_END_S = 1.0
+"""After the job's end its last incident may still be closed, and workers exit."""
+LOOK_EVERY_S = 0.5
+ANSWER_S = 2.0
+TELEMETRY_S = 0.7
+"""An agent tells every 0.5 s."""
 
 
 def add_events(parser: argparse.ArgumentParser) -> None:
@@ -33,45 +48,116 @@ def add_inject(parser: argparse.ArgumentParser) -> None:
 
 
 def status(args: argparse.Namespace) -> int:
-    return asyncio.run(_status(reach.target(args)))
+    return _for_reader(_status(reach.target(args)))
 
 
 def events(args: argparse.Namespace) -> int:
-    return asyncio.run(_events(reach.target(args), follow=args.follow, as_json=args.json))
+    return _for_reader(_events(reach.target(args), follow=args.follow, as_json=args.json))
 
 
 def inject(args: argparse.Namespace) -> int:
     return asyncio.run(_inject(reach.target(args), args.rank, args.worker))
 
 
+def _for_reader(work: Coroutine[None, None, int]) -> int:
+    """What it prints may go to `head`, which ends when it has enough: no error of ours."""
+    try:
+        code = asyncio.run(work)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 0
+
+
 async def _status(target: reach.Target) -> int:
     async with reach.connected(target) as bus:
-        records = (await past_of(bus, target.job, target.secret)).records
-    print("\n".join(in_lines(view(records))))
-    for incident in incidents(records):
+        past = reach.readable(await past_of(bus, target.job, target.secret), target.job)
+        now = view(past.records)
+        running = now.submitted is not None and now.end is None
+        first = await _first(bus, target, now.submitted.run) if now.submitted and running else None
+    print("\n".join(in_lines(now)))
+    if first is not None:
+        print(f"  step {first.committed}{numbers(first)}")
+    for incident in incidents(past.records):
         print(timeline(incident))
     return 0
 
 
+async def _first(bus: NatsBus, target: reach.Target, run: str) -> Beat | None:
+    """The beat of a rank in training, if one is told within `TELEMETRY_S`."""
+    told: asyncio.Queue[Telemetry] = asyncio.Queue()
+    job_bus = JobBus(bus, job=target.job, run=run, source="status", secret=target.secret)
+    await job_bus.on_telemetry(told.put)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TELEMETRY_S):
+            while True:
+                beats = training((await told.get()).workers)
+                if beats:
+                    return max(beats, key=lambda beat: beat.committed)
+    return None
+
+
 async def _events(target: reach.Target, *, follow: bool, as_json: bool) -> int:
     async with reach.connected(target) as bus:
+        if follow:
+            await _follow(bus, target, as_json=as_json)
+            return 0
         last = await bus.last_seq()
-        if last == 0 and not follow:
+        if last == 0:
             return 0
         async with aclosing(bus.follow(0)) as messages:
             async for message in messages:
-                print(_line(message, target, as_json=as_json), flush=True)
-                if not follow and message.seq >= last:
+                print(_line(message, _event(message, target), as_json=as_json), flush=True)
+                if message.seq >= last:
                     break
     return 0
 
 
-def _line(message: Message, target: reach.Target, *, as_json: bool) -> str:
-    """One event. What is no acceptable event is shown as such: somebody put it there."""
-    _, _, kind = message.subject.split(".", 2)
-    at = _clock(message.time_s)
+async def _follow(bus: NatsBus, target: reach.Target, *, as_json: bool) -> None:
+    """Until the job has ended. Raises BusUnreachable when its bus went away with its `run`."""
+    following = asyncio.create_task(_to_the_end(bus, target, as_json=as_json))
+    going = asyncio.create_task(_gone(bus, target))
     try:
-        event = open_event(
+        await asyncio.wait((following, going), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((following,), timeout=2 * AFTER_END_S)  # the end may just have come
+        if not following.done():
+            raise BusUnreachable(
+                f"`trainmover run` of job {target.job} is gone, and its bus with it, before the"
+                " end of the job was told"
+            )
+        await following
+    finally:
+        following.cancel()
+        going.cancel()
+
+
+async def _to_the_end(bus: NatsBus, target: reach.Target, *, as_json: bool) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None) as limit, aclosing(bus.follow(0)) as messages:
+            async for message in messages:
+                event = _event(message, target)
+                print(_line(message, event, as_json=as_json), flush=True)
+                if isinstance(event, JobCompleted | JobFailed):
+                    limit.reschedule(asyncio.get_running_loop().time() + AFTER_END_S)
+
+
+async def _gone(bus: NatsBus, target: reach.Target) -> None:
+    """Blocks as long as the job's `run` lives here or its bus answers; for ever with --bus."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if not target.from_session or target.job in session.live():
+            continue
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await bus.last_seq()
+        except TimeoutError:
+            return
+
+
+def _event(message: Message, target: reach.Target) -> Event | Rejected:
+    try:
+        return open_event(
             message.subject,
             message.payload,
             message.headers,
@@ -79,8 +165,16 @@ def _line(message: Message, target: reach.Target, *, as_json: bool) -> str:
             secret=target.secret,
         )
     except Rejected as error:
-        rejected = {"seq": message.seq, "type": kind, "rejected": str(error)}
-        return json.dumps(rejected) if as_json else f"{at}  {kind:<24} REJECTED: {error}"
+        return error
+
+
+def _line(message: Message, event: Event | Rejected, *, as_json: bool) -> str:
+    """One event. What is no acceptable event is shown as such: somebody put it there."""
+    _, _, kind = message.subject.split(".", 2)
+    at = _clock(message.time_s)
+    if isinstance(event, Rejected):
+        rejected = {"seq": message.seq, "type": kind, "rejected": str(event)}
+        return json.dumps(rejected) if as_json else f"{at}  {kind:<24} REJECTED: {event}"
     if as_json:
         envelope = {"seq": message.seq, "time_s": message.time_s, "type": event.TYPE}
         return json.dumps({**envelope, **event.model_dump(mode="json")})
@@ -94,7 +188,8 @@ def _clock(time_s: float) -> str:
 
 async def _inject(target: reach.Target, rank: int | None, worker: str | None) -> int:
     async with reach.connected(target) as bus:
-        now = view((await past_of(bus, target.job, target.secret)).records)
+        past = reach.readable(await past_of(bus, target.job, target.secret), target.job)
+        now = view(past.records)
         if now.submitted is None:
             raise WrongUsage(f"no job {target.job} was submitted on this bus")
         try:

@@ -272,9 +272,9 @@ def test_state_that_a_script_forgot_to_track_is_named_after_the_first_recovery(
     tmp_path: Path,
 ) -> None:
     with job(tmp_path, 2, "by_rank.py", "--hidden-schedule") as run:
-        run.pace(3)
+        run.pace(10)
         run.wait_for("a parked standby", lambda: bool(run.parked()))
-        run.inject(f"kill:worker={run.assignment()[1]},at=backward")
+        run.inject(f"kill:worker={run.assignment()[1]},step=10,at=backward")
         run.pace(STEPS)
         finished = run.finish()
     assert finished.code == 1, finished.output

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainmover.agent.orders import Program
-from trainmover.cli import session, submission
+from trainmover.cli import reach, session, submission
 from trainmover.cli.main import parser
-from trainmover.cli.options import RunOptions, WrongUsage, as_name, read
+from trainmover.cli.options import RunOptions, WrongUsage, as_name, read, secret_in_hex, warnings
 from trainmover.cli.submission import Past, Refused, admitted
 from trainmover.cli.view import in_lines, view
 from trainmover.cli.words import code_in_words
@@ -83,6 +83,7 @@ def test_a_variable_that_does_not_fit_is_named(
         ("--rdzv-endpoint=host:1", "--bus"),
         ("--rdzv_id=7", "--job"),
         ("--node-rank=0", "--machine"),
+        ("--standalone", "without --bus"),
     ],
 )
 def test_a_flag_of_torchrun_that_does_not_exist_says_what_replaces_it(
@@ -92,6 +93,26 @@ def test_a_flag_of_torchrun_that_does_not_exist_says_what_replaces_it(
         options(flag, "train.py")
     assert end.value.code == 2
     assert instead in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (("run", "--standby", "2", "train.py"), "did you mean --standbys?"),
+        (("run", "--nproc_per_nod=2", "train.py"), "did you mean --nproc_per_node?"),
+        (("inject", "kill", "--rank", "1", "--jop=j"), "did you mean --job?"),
+        (("status", "--xyzzy"), "no flag --xyzzy here"),
+    ],
+)
+def test_a_mistyped_flag_is_answered_with_the_nearest_and_the_usage_of_its_command(
+    argv: tuple[str, ...], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parser().parse_args(argv)
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said.startswith(f"usage: trainmover {argv[0]} ")
+    assert said.rstrip().endswith(answer)
 
 
 def test_a_layout_that_does_not_fit_the_ranks_is_refused_with_both_numbers() -> None:
@@ -121,6 +142,64 @@ def test_a_fault_that_is_none_is_refused_with_the_form(
     with pytest.raises(SystemExit):
         options("--fault", fault, "train.py")
     assert "KIND:rank=R,step=S" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["kill:rank=2,step=5", "kill:rank=-1,step=5"])
+def test_a_fault_of_a_rank_that_the_layout_lacks_is_refused(fault: str) -> None:
+    with pytest.raises(WrongUsage, match=r"layout dp=2 has ranks 0\.\.1, got rank"):
+        options("--nproc-per-node", "2", "--fault", fault, "train.py")
+
+
+def test_a_fault_in_a_step_before_the_first_is_refused() -> None:
+    with pytest.raises(WrongUsage, match="got -1"):
+        options("--fault", "kill:rank=0,step=-1", "train.py")
+
+
+def test_faults_that_are_read_from_a_file_later_or_name_a_worker_are_taken() -> None:
+    assert len(options("--fault", "@f", "--fault", "kill:worker=m-w7", "train.py").faults) == 2
+
+
+def test_a_job_without_replicas_is_warned_of_what_a_death_means() -> None:
+    (warning,) = warnings(options("--nproc-per-node", "2", "--layout", "dp=1,tp=2", "train.py"))
+    assert "exit code 4" in warning
+    assert warnings(options("--nproc-per-node", "4", "--layout", "pp=2,dp=2", "train.py")) == []
+
+
+def test_several_machines_are_warned_of_a_missing_secret_and_of_a_loopback_address() -> None:
+    argv = ("run", "--bus", "nats://h:1", "--job", "j", "--nnodes", "2")
+    unset = warnings(read(parser().parse_args([*argv, "train.py"]), None))
+    assert ["TRAINMOVER_SECRET" in unset[0], "--host 127.0.0.1" in unset[1]] == [True, True]
+    assert warnings(read(parser().parse_args([*argv, "--host=10.0.0.1", "train.py"]), SECRET)) == []
+
+
+@pytest.mark.parametrize("text", ["no hex", "abc", "AB", "ab\n"])
+def test_a_secret_that_is_no_hex_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(WrongUsage, match="hex digits") as refused:
+        secret_in_hex(text)
+    assert text not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "command", [("status",), ("events",), ("inject", "kill", "--rank=0"), ("services",)]
+)
+def test_every_command_that_reads_the_secret_refuses_one_that_is_no_hex(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINMOVER_SECRET", "zz")
+    args = parser().parse_args([*command, "--bus", "nats://127.0.0.1:1", "--job", "j"])
+    with pytest.raises(WrongUsage, match="TRAINMOVER_SECRET"):
+        args.command(args)
+
+
+def test_a_job_of_another_secret_is_not_taken_for_none() -> None:
+    with pytest.raises(WrongUsage, match="signed with another secret"):
+        reach.readable(Past(num_foreign=3), "j")
+    assert reach.readable(Past(), "j") == Past()
+
+
+def test_a_token_is_not_shown() -> None:
+    assert reach.without_token("nats://token@h:1") == "nats://h:1"
+    assert reach.without_token("token@h:1") == "nats://h:1"
 
 
 def test_a_secret_is_made_where_the_bus_is_ours_and_never_shown() -> None:

@@ -3,26 +3,36 @@
 import argparse
 import ast
 import importlib
+import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import trainmover
 from trainmover.cli import options
 from trainmover.cli.flags import REFUSED
 from trainmover.cli.main import parser
 from trainmover.runtime import commit
+from trainmover.runtime.block import Step
 from trainmover.runtime.commit import Phase, Position, ProtocolError
+from trainmover.runtime.context import Context
 from trainmover.schemas.events import EVENTS, ONCE_ONLY
 from trainmover.schemas.export import COMMANDS
+from trainmover.schemas.fault import KINDS, POINTS
+
+if TYPE_CHECKING:
+    from tests.unit.one_rank import OneRank
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PROTOCOL, OPERATIONS = ROOT / "docs/protocol.md", ROOT / "docs/operations.md"
+SCRIPT = ROOT / "docs/script.md"
 ROOMS = ("agent", "bus", "cli", "runtime", "schemas", "services")
 
 
@@ -178,6 +188,55 @@ def test_every_limit_has_the_value_of_the_code() -> None:
         for part in parts[depth:]:
             found = getattr(found, part)
         assert float(value) == found, what
+
+
+def test_the_tables_of_faults_are_those_of_the_schemas() -> None:
+    assert [code(cells[0]) for cells in rows(OPERATIONS, "kind")] == list(KINDS)
+    assert [code(cells[0]) for cells in rows(OPERATIONS, "point")] == list(POINTS)
+
+
+# ---- the page for who writes the script
+
+
+def public(made: type) -> set[str]:
+    """Its methods and properties, and what its __init__ gives a name to."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(made)))
+    given = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    return {name for name in given | set(vars(made)) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("owner", "made"), [("ctx", Context), ("step", Step)])
+def test_every_public_name_of_a_script_has_a_row(owner: str, made: type) -> None:
+    told = {name for cells in rows(SCRIPT, "name") for name in re.findall(r"`([\w.]+)", cells[0])}
+    assert {name for name in told if name.startswith(f"{owner}.")} == {
+        f"{owner}.{name}" for name in public(made)
+    }
+    assert {f"trainmover.{name}" for name in trainmover.__all__} <= told
+
+
+def test_python_in_documents_compiles() -> None:
+    for document in DOCUMENTS:
+        for block in blocks(document, "python"):
+            compile(block, document.name, "exec")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # shadow steps never step
+def test_the_whole_script_of_the_page_runs(
+    one: "OneRank", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script: dict[str, Any] = {"__name__": "script"}
+    exec(blocks(SCRIPT, "python")[0], script)
+    performance = one.train(script["train"])
+    assert performance.finished
+    assert performance.tracked.vars == {"samples": 40 * 16}
+    assert performance.averages.keys() == {"valid"}
+    assert [path.name for path in tmp_path.glob("model*")] == ["model.pt"]
 
 
 def rules_of_the_model() -> set[str]:
