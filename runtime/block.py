@@ -225,7 +225,7 @@ class Step:
         run.tracked.undo()
         run.reported = self._reported_before
         cause = error.cause if isinstance(error, StepAborted) else repr(error)
-        run.aborted(self.number, cause)
+        run.news.aborted(self.number, cause)
 
 
 def _number(value: SupportsFloat) -> float:

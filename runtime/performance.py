@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 
 import structlog
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from trainmover.runtime.gate import Gate
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.links import Links
 from trainmover.runtime.loop import Loop
+from trainmover.runtime.news import News
 from trainmover.runtime.points import arm_points
 from trainmover.runtime.recovery import Recovery, Rerun, Retired
 from trainmover.runtime.reporting import Reporter
@@ -33,15 +33,8 @@ from trainmover.runtime.steplog import StepLog
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
 from trainmover.schemas.environment import WorkerEnvironment
-from trainmover.schemas.events import (
-    FaultInjected,
-    PeerLost,
-    RankReady,
-    StandbyWarmed,
-    StepAborted,
-)
+from trainmover.schemas.events import RankReady, StandbyWarmed
 from trainmover.schemas.fault import Fault
-from trainmover.schemas.local import Beat
 
 log = structlog.get_logger()
 
@@ -68,6 +61,7 @@ class Performance:
     ) -> None:
         self.env, self.role, self.seat, self.links, self.reporter = env, role, seat, links, reporter
         self.binding = binding
+        self.news = News(env, seat, reporter)
         self.axis_groups: dict[str, dist.ProcessGroup] = {}
         self.started = time.monotonic()
         self.tracked = Tracked()
@@ -99,8 +93,6 @@ class Performance:
         self._last_s = 0.0
         self._armed_step = 0
         self._bound = "set-up" if role.live else "again"
-        self._late_named: set[str] = set()
-        self._tail_named = False
         self._wiring = Wiring(
             mesh=links.data,
             fence=links.data_fence,
@@ -226,7 +218,7 @@ class Performance:
         if self.role.live:
             self._first_extras()
         elif self.role.generation == 0:
-            self._say(StandbyWarmed, rank=self.role.rank, warm_s=seconds)
+            self.news.say(StandbyWarmed, rank=self.role.rank, warm_s=seconds)
             self.beat("standby")
             self.recovery.park()
         else:
@@ -235,7 +227,7 @@ class Performance:
         if not self.role.live:
             self.joined_at = seat.position.committed
         shards = {name: self._shard(name) for name in self.tracked.sharded_over}
-        self._say(
+        self.news.say(
             RankReady,
             rank=self.role.rank,
             generation=seat.position.generation,
@@ -302,7 +294,7 @@ class Performance:
         self._warn_of_the_tail()
         self.beat("step")
         if poisoned:
-            self.aborted(step.number + 1, "a collective after the vote was cut off")
+            self.news.aborted(step.number + 1, "a collective after the vote was cut off")
 
     def watch_the_tail(self) -> None:
         """From the vote's result to the end of the block, in the first steps."""
@@ -311,25 +303,8 @@ class Performance:
 
     def _warn_of_the_tail(self) -> None:
         tail, self.admission.trace = self.admission.trace, None
-        if tail and not self._tail_named:
-            self._tail_named = True
-            log.warning(
-                "collective.after_the_update",
-                op=tail[0].op,
-                group=tail[0].group,
-                advice="a rank that is cut off there must take its state from another one, and if "
-                "all are, the job ends; communicate before optimizer.step() or use step.report()",
-            )
-
-    def aborted(self, step: int, cause: str) -> None:
-        """RELINK: with nobody dead this leads to a plan for the same workers."""
-        self._say(
-            StepAborted,
-            rank=self.role.rank,
-            generation=self.seat.position.generation,
-            step=step,
-            cause=cause[:1000],
-        )
+        if tail:
+            self.news.collective_in_the_tail(tail[0])
 
     def send_late_extras(self, step: int) -> None:
         """Rule 8. Cut off, the block opens all the same and is undone at its gate."""
@@ -341,14 +316,7 @@ class Performance:
         except Exception as error:
             log.info("late_extras.cut", cause=str(error))
             return
-        if new := set(late) - self._late_named:
-            self._late_named |= new
-            log.warning(
-                "extras.late",
-                parts=sorted(new),
-                advice="changed after the optimizer step: each such step waits for its buddies; "
-                "draw batches and random numbers before optimizer.step()",
-            )
+        self.news.late_extras(late)
 
     def guard_batches(self) -> None:
         if self.gate.block is None:
@@ -375,7 +343,7 @@ class Performance:
     def link_broken(self, rank: int, worker: str, channel: str, cause: str) -> None:
         """An EOF poisons the generation whose link it is; the control links go on voting."""
         generation = self.links.data_fence.generation
-        self._say(PeerLost, peer=worker, generation=generation, channel=channel, cause=cause[:1000])
+        self.news.lost(worker, generation, channel, cause)
         self.links.data_fence.revoke(generation, f"rank {rank} ({worker}) was lost: {cause}")
         if channel == "control":
             self.links.control_fence.revoke(generation, cause)
@@ -383,26 +351,7 @@ class Performance:
     # ---- what others hear
 
     def beat(self, phase: str) -> None:
-        position = self.seat.position
-        beat = partial(
-            Beat,
-            worker=self.env.worker,
-            rank=self.role.rank if self.role.generation else None,
-            generation=position.generation,
-            phase=phase,
-            committed=position.committed,
-            step_s=self._last_s,
-            numbers=self.averages,
-        )
-        self.reporter.beat(beat, now=phase not in ("vote", "step", "shadow"))
-
-    def _say(self, model: type, **fields: object) -> None:
-        self.reporter.fact(
-            model(job=self.env.job, run=self.env.run, worker=self.env.worker, **fields)
-        )
+        self.news.beat(phase, self._last_s, self.averages)
 
     def _announce(self, fault: Fault) -> None:
-        self._say(
-            FaultInjected, kind=fault.kind, rank=self.role.rank, step=self._armed_step, at=fault.at
-        )
-        self.reporter.flush(deadline_s=2)
+        self.news.injected(fault, self._armed_step)

@@ -23,7 +23,7 @@ KEPT_IN = {
     "DIRTYACK": ("runtime/commit.py", "services/mover/migration.py"),
     "TAIL": ("runtime/commit.py", "runtime/block.py"),
     "EXIT": ("runtime/run.py", "runtime/performance.py"),
-    "RELINK": ("runtime/performance.py", "services/planner/choice.py"),
+    "RELINK": ("runtime/news.py", "services/planner/choice.py"),
     "WAL": ("services/mover/decide.py",),
     "REMEMBER": ("docs/design/check_commit.py",),  # Planned moves come later.
     "RESET": ("services/planner/state.py", "agent/agent.py"),

@@ -170,7 +170,7 @@ def test_events_that_nobody_says_are_marked_and_the_others_are_said() -> None:
     for event, who, *_ in rows(PROTOCOL, "event"):
         name = EVENTS[code(event)].__name__
         said = any(
-            re.search(rf"(?<!case ){name}\((?!\))", s) or f"_say({name}" in re.sub(r"\s", "", s)
+            re.search(rf"(?<!case ){name}\((?!\))", s) or f"say({name}" in re.sub(r"\s", "", s)
             for s in sources
         )
         assert said is (who != "nobody yet"), event
