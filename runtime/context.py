@@ -55,7 +55,7 @@ class Context:
 
     @property
     def shadow(self) -> bool:
-        """True in shadow steps and their set-up: what runs now leaves nothing behind."""
+        """True on a standby and in shadow steps: what runs now leaves nothing behind."""
         return self._run.shadowing
 
     def coordinate(self, axis: str) -> int:

@@ -85,8 +85,8 @@ class Performance:
         self.before_update: Callable[[], None] | None = None
         self.poisoned = 0
         self.in_loop = self.finished = False
-        self.shadowing = not role.live
-        """What runs now leaves nothing behind."""
+        self.shadowing = role.generation == 0
+        """A standby, or a shadow step: what runs now leaves nothing behind."""
         self.digest = ""
         self.after_hooks: list[tuple[Step, Callable[[], None]]] = []
         self._last_commit = self.started
@@ -135,6 +135,7 @@ class Performance:
         self.vote.rebind(self.links.control, role.rank, role.placement)
         with self.binding.asking():
             self.tracked.rebuild_batches()
+        self.shadowing = False
         self.binding.assigned()
         self.steplog = StepLog(self.env.step_digests, role.rank, self.env.worker)
         self._bound = "rebound"

@@ -25,13 +25,10 @@ def arm_points(faults: Faults, tracked: Tracked) -> Callable[[], None] | None:
 
 
 def _once_in_forward(faults: Faults) -> None:
-    """Fires at the second module call, so that the forward is under way."""
-    calls = 0
+    """Fires when the first module without children is called: the forward is under way."""
 
     def hook(module: Any, args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
+        if next(module.children(), None) is None:
             handle.remove()
             faults.hit("forward")
 
