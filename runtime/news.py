@@ -36,14 +36,15 @@ class News:
         self._reporter.fact(model(job=env.job, run=env.run, worker=env.worker, **fields))
 
     def beat(self, phase: str, step_s: float, numbers: Mapping[str, float]) -> None:
-        role, position = self._seat.role, self._seat.position
+        role, position, loop = self._seat.role, self._seat.position, self._seat.loop
         beat = partial(
             Beat,
             worker=self._env.worker,
             rank=role.rank if role and role.generation else None,
             generation=position.generation,
             phase=phase,
-            committed=position.committed,
+            # The closing block is no step.
+            committed=min(position.committed, loop.total) if loop else position.committed,
             step_s=step_s,
             numbers=dict(numbers),
         )

@@ -190,7 +190,7 @@ FULL = [
     ("exit on one rank", "rank 1 raised SystemExit in step 2, again on a fresh worker: 3"),
     ("parameters of no module", "2 parameters of tracked optimizers are in no tracked module"),
     ("untracked optimizer", "SGD is stepped in a block but not tracked; add it"),
-    ("collective between blocks", "Move it to the start of the block"),
+    ("collective between blocks", "Move it into the block, before optimizer.step()"),
     ("batch outside", "move next(data) into the block"),
     ("update outside", "an optimizer was stepped outside `with step:`"),
     ("gradient left over", "accumulate gradients inside the block"),
