@@ -109,7 +109,7 @@ class NatsBus:
         await self._retrying(lambda: self._ensure_stream(replicas))
 
     def why_not_open(self, deadline_s: float) -> BusUnreachable | NoJetStream:
-        where = _without_secrets(self._url)
+        where = without_secrets(self._url)
         if self._client.is_connected:
             return NoJetStream(
                 f"{where} is a NATS server, but JetStream did not answer within {deadline_s:g} s"
@@ -148,11 +148,11 @@ class NatsBus:
     async def _on_disconnected(self) -> None:
         if not self._closed:
             self._up.clear()
-            log.warning("bus.disconnected", url=_without_secrets(self._url))
+            log.warning("bus.disconnected", url=without_secrets(self._url))
 
     async def _on_closed(self) -> None:
         if not self._closed:
-            log.error("bus.closed", url=_without_secrets(self._url), error=self._last_error)
+            log.error("bus.closed", url=without_secrets(self._url), error=self._last_error)
         self._closed = True
         self._up.set()
         self._wake_followers()
@@ -170,7 +170,7 @@ class NatsBus:
         """Waits until the server is there. Raises BusClosed."""
         await self._up.wait()
         if self._closed:
-            raise BusClosed(f"the connection to {_without_secrets(self._url)} is closed")
+            raise BusClosed(f"the connection to {without_secrets(self._url)} is closed")
 
     async def _retrying(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat `call` until it succeeds or fails for good."""
@@ -324,6 +324,7 @@ def _message(msg: Msg) -> Message:
     return Message(msg.subject, msg.data, msg.headers or {})
 
 
-def _without_secrets(url: str) -> str:
-    parts = urlsplit(url)
+def without_secrets(url: str) -> str:
+    """The URL as it may be shown: no token, no password."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

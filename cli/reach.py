@@ -5,7 +5,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from trainmover.bus.nats import NatsBus, connect
 from trainmover.cli import flags, session
@@ -74,11 +73,6 @@ def readable(past: Past, job: str) -> Past:
             " TRAINMOVER_SECRET to that of the job"
         )
     return past
-
-
-def without_token(url: str) -> str:
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @contextlib.asynccontextmanager

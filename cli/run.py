@@ -11,10 +11,10 @@ from trainmover.agent.agent import Agent, WorkersKeepFailing
 from trainmover.agent.tracebacks import last_line
 from trainmover.agent.workers import WarmFailed
 from trainmover.bus.job import JobBus
-from trainmover.bus.nats import connect
+from trainmover.bus.nats import connect, without_secrets
 from trainmover.bus.port import BusError
 from trainmover.bus.server import ServerFailed
-from trainmover.cli import children, embedded, reach, report, start, submission
+from trainmover.cli import children, embedded, report, start, submission
 from trainmover.cli.console import Console
 from trainmover.cli.options import RunOptions, warnings
 from trainmover.cli.progress import Progress
@@ -158,7 +158,7 @@ async def _attend(
     )
     for warning in warnings(job.options):
         job.console.say(f"warning: {warning}")
-    bus = None if job.options.bus is None else reach.without_token(job.options.bus)
+    bus = None if job.options.bus is None else without_secrets(job.options.bus)
     async with asyncio.TaskGroup() as group:
         watching = (
             job.progress.follow(job.bus),

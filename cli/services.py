@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainmover.bus.nats import connect
+from trainmover.bus.nats import connect, without_secrets
 from trainmover.cli import children, flags, reach
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.submission import past_of
@@ -31,7 +31,7 @@ def services(args: argparse.Namespace) -> int:
 
 
 async def _interruptible(url: str, job: str, secret: bytes, log_dir: Path | None) -> int:
-    _say(f"services of job {job} on {reach.without_token(url)}, until it is over")
+    _say(f"services of job {job} on {without_secrets(url)}, until it is over")
     task = asyncio.create_task(_serve(url, job, secret, log_dir))
     came: list[int] = []
 

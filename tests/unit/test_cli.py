@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainmover.agent.orders import Program
+from trainmover.bus.nats import without_secrets
 from trainmover.cli import reach, session, submission
 from trainmover.cli.main import parser
 from trainmover.cli.options import RunOptions, WrongUsage, as_name, read, secret_in_hex, warnings
@@ -198,8 +199,8 @@ def test_a_job_of_another_secret_is_not_taken_for_none() -> None:
 
 
 def test_a_token_is_not_shown() -> None:
-    assert reach.without_token("nats://token@h:1") == "nats://h:1"
-    assert reach.without_token("token@h:1") == "nats://h:1"
+    assert without_secrets("nats://token@h:1") == "nats://h:1"
+    assert without_secrets("token@h:1") == "nats://h:1"
 
 
 def test_a_secret_is_made_where_the_bus_is_ours_and_never_shown() -> None:
