@@ -1,19 +1,12 @@
 """An agent and `trainmover run` with scripts that need no torch: real processes, real ends."""
 
 import asyncio
-import json
 import os
-import select
-import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TextIO, TypeVar
-from uuid import uuid4
 
 import pytest
 
@@ -289,117 +282,3 @@ async def test_a_completed_job_leaves_no_worker_and_starts_none(
     assert await asyncio.wait_for(task, DEADLINE_S) == end
     assert not lives(pid)
     assert sum(WorkerStarted.TYPE in m.subject for m in site.memory.stored) == 1
-
-
-# ---- trainmover run
-
-
-def carriers(job: str) -> set[int]:
-    """Processes with the job in their environment."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            environment = (
-                (entry / "environ").read_bytes().split(b"\0") if entry.name.isdecimal() else []
-            )
-        except OSError:
-            continue
-        if f"TRAINMOVER_JOB={job}".encode() in environment:
-            found.add(int(entry.name))
-    return found
-
-
-@contextmanager
-def job(script: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`trainmover run` in a process of its own, killed at the end of the block."""
-    name = f"t{uuid4().hex[:8]}"
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(script.parent / "xdg")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainmover.cli.main", "run", "--job", name, *flags, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
-        yield name, process
-    finally:
-        process.kill()
-        process.communicate()
-        for left in (script.parent / "xdg").rglob("*.json"):
-            shutil.rmtree(json.loads(left.read_text())["directory"])
-
-
-def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if text in line:
-            return
-    assert process.stderr is not None
-    raise AssertionError(f"{text!r} never came; stderr:\n{process.stderr.read()}")
-
-
-def ends_within(pids: set[int], seconds: float) -> bool:
-    """Whether all of them end; waits for each."""
-    until = time.monotonic() + seconds
-    fds = [os.pidfd_open(pid) for pid in pids]
-    try:
-        return all(select.select([fd], [], [], max(0, until - time.monotonic()))[0] for fd in fds)
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_everything_in_order(script: Path, number: signal.Signals, code: int) -> None:
-    write(script, WAIT)
-    with job(script) as (name, process):
-        wait_for_line(process, "waiting")
-        assert carriers(name)
-        process.send_signal(number)
-        process.communicate(timeout=5.0)
-        assert process.returncode == code
-        assert not carriers(name)
-        assert not list((script.parent / "xdg").rglob("*.json"))
-
-
-@pytest.mark.concurrent
-def test_a_killed_run_leaves_no_process(script: Path) -> None:
-    script.write_text(WAIT)
-    with job(script) as (name, process):
-        wait_for_line(process, "waiting")
-        pids = carriers(name)
-        assert len(pids) >= 6  # services, warm process, worker, its child
-        process.kill()
-        assert ends_within(pids, 5.0)
-        assert not carriers(name)
-
-
-def test_a_script_that_never_registers_ends_the_run_and_the_report_says_so(script: Path) -> None:
-    write(script, "print('hello')\n")
-    report = script.parent / "report.json"
-    with job(script, "--standbys", "0", "--report", str(report)) as (_, process):
-        output, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 1
-    assert "[w0] hello" in output
-    assert "trainmover.run(train)" in errors
-
-
-def test_a_missing_script_and_a_wrong_layout_are_wrong_usage(script: Path) -> None:
-    with job(script) as (_, process):
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 2
-    assert str(script) in errors
-    write(script, "")
-    with job(script, "--layout", "dp=3") as (_, process):
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 2
-    assert "make them equal" in errors
-
-
-def test_an_unreachable_bus_is_exit_code_6(script: Path) -> None:
-    write(script, "")
-    with job(script, "--bus", "nats://127.0.0.1:1") as (_, process):
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 6
-    assert "127.0.0.1:1" in errors
