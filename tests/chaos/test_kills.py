@@ -152,6 +152,7 @@ def test_a_rebindable_script_goes_on_without_running_again(
 
 @pytest.mark.concurrent
 @pytest.mark.timeout(240)
+@pytest.mark.full
 def test_a_rank_that_dies_in_set_up_sends_every_rank_through_set_up_again(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_script_that_does_not_parse_is_shown_once(
     assert 'script.py", line 1' in said
 
 
+@pytest.mark.full
 def test_a_bus_that_nobody_answers_at_is_named_soon(tmp_path: Path) -> None:
     outcome = run(tmp_path, "--bus", UNUSED, script(tmp_path, ""))
     assert outcome.code == 6
@@ -83,6 +84,7 @@ def test_a_bus_that_nobody_answers_at_is_named_soon(tmp_path: Path) -> None:
     assert outcome.seconds < 15
 
 
+@pytest.mark.full
 def test_a_bus_without_jetstream_is_named_with_how_to_start_it(tmp_path: Path) -> None:
     with server_without_jetstream(tmp_path) as url:
         outcome = run(tmp_path, "--bus", url, script(tmp_path, ""))

@@ -50,6 +50,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         return Ran(job.finish(), watcher.stdout)
 
 
+@pytest.mark.full
 def test_the_script_of_the_readme_survives_a_kill(ran: Ran) -> None:
     assert ran.finished.code == 0, ran.finished.output
     assert ran.finished.report["completed_steps"] == NUM_STEPS

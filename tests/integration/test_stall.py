@@ -41,6 +41,7 @@ def at_step(run: Job, step: int) -> None:
     run.wait_for("the start", lambda: bool(run.of("job.started")))
 
 
+@pytest.mark.full
 def test_without_a_standby_the_job_says_so_and_goes_on_with_a_fresh_worker(
     tmp_path: Path, undisturbed: Finished
 ) -> None:
@@ -101,6 +102,7 @@ async def publish_garbage(url: str, name: str) -> None:
     await client.close()
 
 
+@pytest.mark.full
 def test_a_bus_that_is_killed_and_garbage_on_it_change_nothing(
     tmp_path: Path, undisturbed: Finished
 ) -> None:
