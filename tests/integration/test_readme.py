@@ -58,6 +58,7 @@ def test_the_script_of_the_readme_survives_a_kill(ran: Ran) -> None:
     assert (incident["outcome"], incident["ranks"]) == ("completed", [1])
 
 
+@pytest.mark.full
 def test_the_watcher_of_the_manual_sees_every_event_until_the_end(ran: Ran) -> None:
     kinds = [line.split()[1] for line in ran.watched.splitlines()]
     assert kinds[0] == "trainmover.job.submitted.v1"
