@@ -97,7 +97,6 @@ class Recovery:
             except FAILURES as error:
                 log.warning("recovery.failed", doing=work.kind, error=str(error))
                 self._seat.refuse(work.generation, f"{work.kind}: {error}")
-                self._forget(work)
 
     # ---- which piece is next
 
@@ -131,12 +130,6 @@ class Recovery:
         if orders.resume and seat.stage == Stage.SWITCHED:
             return orders.resume
         return None
-
-    def _forget(self, work: Decided | Pull | Switch | Resume) -> None:
-        """A piece that failed is not tried again by itself: the refusal leads to a new plan."""
-        with self._seat.cond:
-            if self._seat.orders.about == work.generation and isinstance(work, Pull):
-                self._seat.orders.pull = None
 
     # ---- the pieces
 

@@ -6,7 +6,7 @@ the work at a boundary; both change this object under its one lock and wake each
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, Position
@@ -230,6 +230,6 @@ class Seat:
             after = commit.restored(self.position, generation, target)
             if after is None:
                 return False
-            self.position = replace(after)
+            self.position = after
             self.notify()
             return True

@@ -20,7 +20,7 @@ from trainmover.runtime.link import Link
 from trainmover.runtime.mesh import Mesh
 from trainmover.runtime.pump import pump
 from trainmover.runtime.seat import Seat
-from trainmover.runtime.topology import buddies
+from trainmover.runtime.topology import buddies, tree_children, tree_parent
 from trainmover.runtime.wire import Header, Kind
 
 log = structlog.get_logger()
@@ -96,8 +96,8 @@ class Vote:
         self.buddies = buddies(rank, placement)
         self.neighbours = tuple(r for r in world if rank in buddies(r, placement))
         """Ranks whose extras this one keeps."""
-        self._parent = (rank - 1) // 2 if rank else None
-        self._kids = tuple(r for r in (2 * rank + 1, 2 * rank + 2) if r in world)
+        self._parent = tree_parent(rank)
+        self._kids = tree_children(rank, len(placement))
 
     # ---- extras
 

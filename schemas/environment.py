@@ -5,7 +5,6 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from trainmover.schemas.layout import Layout
 from trainmover.schemas.names import Name
 
 PREFIX = "TRAINMOVER_"
@@ -61,6 +60,3 @@ class WorkerEnvironment(BaseModel):
 
     def variables(self) -> dict[str, str]:
         return {PREFIX + k.upper(): str(v) for k, v in self.model_dump().items()}
-
-    def parsed_layout(self) -> Layout:
-        return Layout.parse(self.layout)
