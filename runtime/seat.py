@@ -5,6 +5,7 @@ the work at a boundary; both change this object under its one lock and wake each
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from trainmover.schemas.commands import (
     Answer,
     Collect,
     Decided,
+    Mark,
     Pull,
     Resume,
     Retire,
@@ -25,6 +27,13 @@ from trainmover.schemas.commands import (
 )
 from trainmover.schemas.layout import Layout
 from trainmover.schemas.member import Member
+
+MARKS: dict[Stage, Mark] = {
+    Stage.OBEYED: "obeyed",
+    Stage.RESTORED: "restored",
+    Stage.SWITCHED: "switched",
+    Stage.RESUMED: "resumed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,10 @@ class Seat:
         self.pulled: tuple[str, str, str, int, float] | None = None
         """Donor, its digest, ours, bytes, seconds."""
         self.links = (0, 0, 0)
+        self.incident = ""
+        """Name of the interruption that the orders are about."""
+        self.reached: dict[Mark, float] = {}
+        """What of it was reached when, seconds since 1970."""
         self.refused = ""
         self._changed = changed
 
@@ -86,8 +99,16 @@ class Seat:
         """Apply a pure decision to the position and wake whoever waits for it."""
         with self.cond:
             self.position = step(self.position)
+            self._mark_first_step()
             self.notify()
             return self.position
+
+    def _mark_first_step(self) -> None:
+        resume, p = self.orders.resume, self.position
+        if resume is None or "first_step" in self.reached or p.generation != resume.generation:
+            return
+        if p.known_committed > resume.target or p.phase is Phase.DONE:
+            self.reached["first_step"] = time.time()
 
     def keep(self, generation: int, rank: int, version: int, parts: Parts, *, full: bool) -> None:
         """Put a neighbour's extras on the shelf if the protocol still counts them (CUT)."""
@@ -103,7 +124,10 @@ class Seat:
         """The work for a stage of `generation` is done; ignored when another was promised since."""
         with self.cond:
             if self.orders.about == generation and stage > self.stage:
+                now = time.time()
+                self.reached |= {MARKS[s]: now for s in MARKS if self.stage < s <= stage}
                 self.stage = stage
+                self._mark_first_step()
                 self.notify()
 
     def refuse(self, generation: int, reason: str) -> None:
@@ -142,6 +166,7 @@ class Seat:
             if self.orders.about != command.generation:
                 self.orders = Orders(about=command.generation)
                 self.stage, self.refused, self.pulled = Stage.COLLECTED, "", None
+                self.incident, self.reached = command.incident, {"collected": time.time()}
                 self.notify()
         # Outside the lock: the fence waits for copies under way, their thread may want the lock.
         end(command.generation)
@@ -215,6 +240,7 @@ class Seat:
                 num_bytes=num_bytes,
                 pull_s=pull_s,
                 links=self.links,
+                reached=dict(self.reached),
                 refused=refused or self.refused,
             )
 

@@ -37,6 +37,8 @@ class Collect(Command):
     generation: Annotated[int, Field(ge=2)]
     assignment: str
     """Digest of the members of `generation`."""
+    incident: str = ""
+    """Whose trace this belongs to: the name of the interruption, as in `migration.planned`."""
 
 
 class Decided(Command):
@@ -118,6 +120,10 @@ class Stage(IntEnum):
     RESUMED = 5
 
 
+Mark = Literal["collected", "obeyed", "restored", "switched", "resumed", "first_step"]
+"""The stages by name, and the first committed step after them, or the end of the loop."""
+
+
 class Answer(BaseModel):
     """Where a runtime is. `about` is the generation asked for; the rest are facts of now."""
 
@@ -152,5 +158,7 @@ class Answer(BaseModel):
     pull_s: Annotated[float, Field(ge=0)] = 0.0
     links: tuple[int, int, int] = (0, 0, 0)
     """Opened, closed and kept in the last switch."""
+    reached: dict[Mark, float] = Field(default_factory=dict)
+    """What of a migration was reached when, seconds since 1970 by the worker's clock."""
     refused: str = ""
     """Why the command was not obeyed; empty when it was."""

@@ -38,6 +38,8 @@ class WorkerEnvironment(BaseModel):
     """`;`-separated fault specifications of `trainmover run --fault`."""
     step_digests: str = ""
     """Folder in which each rank writes a digest after every committed step; empty: none."""
+    max_steps: NonNegativeInt = 0
+    """`ctx.steps` makes no more updates than this, whatever the script asks for; 0: no bound."""
     beat_s: Annotated[float, Field(gt=0)] = 0.5
 
     @classmethod

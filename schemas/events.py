@@ -356,6 +356,18 @@ class MigrationSwitched(Event):
         return str(self.generation)
 
 
+class RankTimes(Part):
+    """What one rank went through in a migration."""
+
+    rank: NonNegativeInt
+    worker: Name
+    joined: bool
+    """Its worker is new in this rank."""
+    reached: dict[str, float]
+    """collected, obeyed, restored, switched, resumed, first_step -> seconds since 1970, by the
+    worker's clock."""
+
+
 class MigrationCompleted(Event):
     """The first committed step after the interruption (or the end of the job) was reached."""
 
@@ -363,6 +375,7 @@ class MigrationCompleted(Event):
     generation: Annotated[int, Field(ge=2)]
     incident: Name
     committed: NonNegativeInt
+    ranks: tuple[RankTimes, ...] = ()
 
     def key(self) -> str:
         return str(self.generation)

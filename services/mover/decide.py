@@ -12,7 +12,6 @@ from trainmover.schemas.events import (
     JobSubmitted,
     LayoutAssigned,
     MigrationAborted,
-    MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
     MigrationSwitched,
@@ -108,7 +107,9 @@ def _collect(migration: Migration, state: State, inputs: Inputs) -> Sequence[Out
     if inputs.now_s > max(state.planned_s, inputs.up_since_s) + COLLECT_S:
         names = tuple(m.worker for m in silent)
         return [abort(plan, f"no answer to collect within {COLLECT_S:g} s", names)]
-    command = Collect(generation=plan.generation, assignment=digest(plan.members))
+    command = Collect(
+        generation=plan.generation, assignment=digest(plan.members), incident=plan.incident
+    )
     return [Ask(m.worker, command) for m in silent]
 
 
@@ -183,15 +184,7 @@ def _resume(migration: Migration, switched: MigrationSwitched) -> Sequence[Outpu
     ]
     if waiting:
         return [Ask(m.worker, command) for m in waiting]
-    return [
-        MigrationCompleted(
-            job=plan.job,
-            run=plan.run,
-            generation=plan.generation,
-            incident=plan.incident,
-            committed=min(answers[m.worker].committed for m in plan.members),
-        )
-    ]
+    return [migration.completed()]
 
 
 SERVICE: Service[State] = Service(name="mover", initial=State(), evolve=evolve, decide=decide)

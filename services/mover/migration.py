@@ -7,9 +7,11 @@ from trainmover.schemas.commands import Answer, Decided, Pull, Stage, Switch
 from trainmover.schemas.events import (
     JobSubmitted,
     MigrationAborted,
+    MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
     MigrationSwitched,
+    RankTimes,
     Restored,
 )
 from trainmover.schemas.member import Member
@@ -121,6 +123,25 @@ class Migration:
             total=min(totals) if totals else None,
             restored=tuple(restored),
             links={str(m.rank): self.answers[m.worker].links for m in self.plan.members},
+        )
+
+    def completed(self) -> MigrationCompleted:
+        plan, answers = self.plan, self.answers
+        return MigrationCompleted(
+            job=plan.job,
+            run=plan.run,
+            generation=plan.generation,
+            incident=plan.incident,
+            committed=min(answers[m.worker].committed for m in plan.members),
+            ranks=tuple(
+                RankTimes(
+                    rank=m.rank,
+                    worker=m.worker,
+                    joined=m.worker not in self.settled,
+                    reached=dict(answers[m.worker].reached),
+                )
+                for m in plan.members
+            ),
         )
 
     def _ask_below(self, stage: Stage, command: Decided | Switch) -> list[Output]:

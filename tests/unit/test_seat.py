@@ -1,11 +1,13 @@
 """Which orders a worker still has to obey."""
 
+from dataclasses import replace
+
 import pytest
 
 from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.seat import Orders, Seat
-from trainmover.schemas.commands import Collect, Decided, Stage
+from trainmover.schemas.commands import Collect, Decided, Resume, Stage
 from trainmover.schemas.layout import Layout
 
 
@@ -58,3 +60,25 @@ def test_another_assignment_for_a_promised_generation_is_refused(running: Seat) 
     answer = running.collect(Collect(generation=3, assignment="y"), lambda generation: None)
     assert "assignment" in answer.refused
     assert running.answer().refused == ""
+
+
+def test_what_was_reached_is_said_with_its_time_and_forgotten_by_the_next_incident(
+    running: Seat,
+) -> None:
+    running.collect(Collect(generation=3, assignment="x", incident="g3"), lambda generation: None)
+    assert list(running.answer().reached) == ["collected"]
+    running.reach(Stage.RESTORED, 3)  # it was clean: nothing to pull
+    running.reach(Stage.SWITCHED, 2)  # of an older plan
+    assert list(running.answer().reached) == ["collected", "obeyed", "restored"]
+    running.order(Resume(generation=3, target=4))
+    running.reach(Stage.SWITCHED, 3)
+    running.position = Position(generation=3, phase=Phase.COMPUTING, committed=4, promised=3)
+    running.reach(Stage.RESUMED, 3)
+    assert "first_step" not in running.answer().reached
+    running.move(lambda p: replace(p, committed=5))
+    reached = running.answer().reached
+    assert list(reached)[-3:] == ["switched", "resumed", "first_step"]
+    assert list(reached.values()) == sorted(reached.values())
+    running.collect(Collect(generation=4, assignment="y", incident="g4"), lambda generation: None)
+    assert list(running.answer().reached) == ["collected"]
+    assert running.incident == "g4"
