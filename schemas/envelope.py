@@ -50,7 +50,7 @@ def seal(
     }
     incident = getattr(event, "incident", None)
     if incident:
-        headers["traceparent"] = trace.traceparent(event.run, incident, event.TYPE)
+        headers["traceparent"] = trace.traceparent(event.run, incident)
     if secret:
         headers[MAC] = mac(secret, subject, payload)
     return subject, payload, headers
