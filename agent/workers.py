@@ -19,10 +19,11 @@ from trainmover.agent.orders import (
     Start,
     Started,
 )
-from trainmover.bus.lifeline import die_with
+from trainmover.bus.lifeline import die_with, gone
 
 IMPORT_WITHIN_S = 300.0
 """A cold import of torch from a network file system takes minutes, not more."""
+CLOSE_WITHIN_S = 2.0
 
 
 class WarmFailed(RuntimeError):
@@ -98,10 +99,6 @@ class Workers:
             return  # the warm process is gone, and its workers with it
 
     async def close(self) -> None:
-        """End the warm process and every worker that is left. Blocks for 2 s at most."""
+        """End the warm process and every worker that is left; killed after `CLOSE_WITHIN_S`."""
         self._channel.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), 2.0)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await gone(self._process, CLOSE_WITHIN_S)

@@ -48,7 +48,7 @@ class JobBus:
 
     @property
     def up_since(self) -> float:
-        """`time.monotonic()` of the last connect or reconnect."""
+        """As `port.Bus.up_since`: silence of others counts from here at most."""
         return self._bus.up_since
 
     # ---- events

@@ -1,5 +1,7 @@
-"""A child that dies with its parent, also when the parent is killed with SIGKILL (Linux)."""
+"""A child dies with its parent, also when SIGKILL takes that one (Linux), or is ended by it."""
 
+import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,3 +20,20 @@ def die_with(parent_pid: int, signum: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:  # it ended before the call
         os.kill(os.getpid(), signum)
+
+
+async def end(process: asyncio.subprocess.Process, within_s: float) -> None:
+    """Ask a child to end, kill it after `within_s`; it may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    await gone(process, within_s)
+
+
+async def gone(process: asyncio.subprocess.Process, within_s: float) -> None:
+    """Wait for the end of a child, kill it after `within_s`."""
+    try:
+        await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            process.kill()
+        await process.wait()

@@ -35,7 +35,7 @@ from trainmover.bus.port import (
     Responder,
     Unanswered,
 )
-from trainmover.bus.pull import Inbox, pull
+from trainmover.bus.pull import HEARTBEAT_S, Inbox, pull
 from trainmover.schemas import subjects
 
 log = structlog.get_logger()
@@ -44,6 +44,8 @@ T = TypeVar("T")
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
 PING_S = 2
 REQUEST_S = 0.5
+QUIET_S = 2 * HEARTBEAT_S
+"""Who follows and hears nothing at all for so long has no bus, whatever its connection says."""
 
 _TEMPORARY = (
     nats.errors.TimeoutError,
@@ -79,7 +81,7 @@ class NatsBus:
     """Implements `port.Bus`; made by `connect`."""
 
     def __init__(self, url: str, job: str) -> None:
-        self.up_since = time.monotonic()
+        self._up_since = self._heard = time.monotonic()
         self._url = url
         self._stream = subjects.stream(job)
         self._subjects = subjects.stored(job)
@@ -91,6 +93,8 @@ class NatsBus:
         self._last_error = "no answer"
         self._inboxes: set[Inbox] = set()
         self._answering: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Timeout] = set()
+        """Of requests under way."""
 
     async def open(self, replicas: int) -> None:
         await self._client.connect(
@@ -140,8 +144,21 @@ class NatsBus:
 
     # ---- the connection
 
+    @property
+    def up_since(self) -> float:
+        now = time.monotonic()
+        away = not self._up.is_set() or now - self._heard >= QUIET_S
+        return now if away else self._up_since
+
+    def _hear(self) -> None:
+        """The server has sent something to a follower, a heartbeat at least."""
+        now = time.monotonic()
+        if now - self._heard >= QUIET_S:  # it hung, or we did: the same as an outage
+            self._up_since = now
+        self._heard = now
+
     async def _on_connected(self) -> None:
-        self.up_since = time.monotonic()
+        self._up_since = self._heard = time.monotonic()
         self._up.set()
         self._wake_followers()
 
@@ -149,6 +166,8 @@ class NatsBus:
         if not self._closed:
             self._up.clear()
             log.warning("bus.disconnected", url=without_secrets(self._url))
+        for deadline in self._asking:  # an answer would not find its way back
+            deadline.reschedule(0)
 
     async def _on_closed(self) -> None:
         if not self._closed:
@@ -229,7 +248,7 @@ class NatsBus:
         waits = 0
         while True:
             await self._connected()
-            inbox = Inbox()
+            inbox = Inbox(self._hear)
             self._inboxes.add(inbox)
             try:
                 async with aclosing(pull(self._client, self._stream, after, inbox)) as messages:
@@ -266,15 +285,20 @@ class NatsBus:
         self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> Message:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as deadline:
                 await self._connected()
-                msg = await self._client.request(
-                    subject, payload, timeout=timeout_s, headers=dict(headers)
-                )
+                self._asking.add(deadline)
+                try:
+                    msg = await self._client.request(
+                        subject, payload, timeout=timeout_s, headers=dict(headers)
+                    )
+                finally:
+                    self._asking.discard(deadline)
         except nats.errors.NoRespondersError as error:
             raise Unanswered(f"{subject}: nobody listens") from error
         except TimeoutError as error:  # nats-py's is one of these
-            raise Unanswered(f"{subject}: no answer within {timeout_s:g} s") from error
+            why = f"no answer within {timeout_s:g} s, or the connection broke"
+            raise Unanswered(f"{subject}: {why}") from error
         except nats.errors.ConnectionClosedError as error:
             raise BusClosed(str(error)) from error
         return _message(msg)

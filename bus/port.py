@@ -79,7 +79,10 @@ class Bus(Protocol):
 
     @property
     def up_since(self) -> float:
-        """`time.monotonic()` of the last connect or reconnect."""
+        """`time.monotonic()` of the last connect or reconnect, or end of the server's silence.
+
+        Now, while the bus is away: nobody can be heard, which says nothing about them.
+        """
         ...
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:

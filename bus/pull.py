@@ -7,7 +7,7 @@ NATS' ordered consumer, pulled instead of pushed so that what waits here is boun
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
 import nats.errors
@@ -18,8 +18,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from trainmover.bus.port import Message
 
 BATCH = 256
-HEARTBEAT_S = 1.0
-SILENCE_S = 2.5 * HEARTBEAT_S
+HEARTBEAT_S = 0.5
+SILENCE_S = 5 * HEARTBEAT_S
 EXPIRES_S = 30.0
 _BATCH_ENDED = ("404", "408")
 """Status of a pull request that ran out: no message, or expired."""
@@ -38,6 +38,15 @@ class Inbox(asyncio.Queue[Msg | None]):
 
     __hash__ = object.__hash__
 
+    def __init__(self, hear: Callable[[], None]) -> None:
+        """`hear` is called for whatever comes from the server."""
+        super().__init__()
+        self._hear = hear
+
+    async def deliver(self, msg: Msg) -> None:
+        self._hear()
+        await self.put(msg)
+
 
 async def pull(
     client: Client, stream: str, after: int, inbox: Inbox
@@ -47,7 +56,7 @@ async def pull(
     Raises what nats-py raises when the consumer cannot be declared.
     """
     subject = client.new_inbox()
-    subscription = await client.subscribe(subject, cb=inbox.put)
+    subscription = await client.subscribe(subject, cb=inbox.deliver)
     try:
         name = subject.rpartition(".")[2]
         await client.jetstream(timeout=0.5).add_consumer(

@@ -8,7 +8,7 @@ import sysconfig
 from functools import partial
 from pathlib import Path
 
-from trainmover.bus.lifeline import die_with
+from trainmover.bus.lifeline import die_with, end
 
 START_S = 10.0
 STOP_S = 5.0
@@ -85,12 +85,7 @@ class EmbeddedServer:
         """Ask it to end, after 5 s kill it."""
         if self._process is None or self._process.returncode is not None:
             return
-        self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await end(self._process, STOP_S)
 
     @property
     def _log(self) -> Path:

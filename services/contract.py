@@ -23,7 +23,8 @@ class Inputs:
     now_s: float
     """The stream's clock now: time of the last event plus what passed here since it came."""
     up_since_s: float
-    """When this copy last (re)connected, on the same clock: silence counts from here at most."""
+    """When this copy last (re)connected, on the same clock, now while it has no bus: silence
+    counts from here at most."""
     heard: Mapping[str, float] = field(default_factory=dict)
     """Machine -> when its telemetry last came, on the same clock."""
     answers: Mapping[str, Answer] = field(default_factory=dict)

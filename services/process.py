@@ -18,6 +18,8 @@ from trainmover.bus.port import BusError, BusUnreachable, NoJetStream
 from trainmover.schemas.names import NAME_PATTERN
 from trainmover.services import shell
 from trainmover.services.contract import Service
+from trainmover.telemetry import logs, spans
+from trainmover.telemetry.stream import StreamTracer
 
 log = structlog.get_logger()
 
@@ -30,6 +32,7 @@ environment:
   TRAINMOVER_BUS, TRAINMOVER_JOB, TRAINMOVER_RUN
                          instead of the flags
   TRAINMOVER_PARENT_PID  set by a parent that wants this process to end with it
+  OTEL_TRACES_EXPORTER   and other OTEL_* variables: where spans of incidents go
 
 It keeps no state: it reads the job's stream from the start and goes on where it was. Two copies
 may run; one decides. Log lines are JSON on standard error.
@@ -51,21 +54,21 @@ def main(name: str, about: str, load: Callable[[], Service[Any]], argv: Sequence
     except ValueError:
         print("TRAINMOVER_SECRET: expected hexadecimal digits", file=sys.stderr)
         return USAGE
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    structlog.contextvars.bind_contextvars(service=name, job=options.job, run=options.run)
+    of = {"job": options.job, "run": options.run}
+    try:
+        tracer = spans.tracer(name, f"trainmover-{name}", of, os.environ)
+    except spans.Unusable as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    stream = StreamTracer(tracer, name)
+    subject = logs.configure("info", as_json=True, about={"service": name, **of})
+    subject.facts = stream.facts
     if parent := os.environ.get("TRAINMOVER_PARENT_PID"):
         die_with(int(parent))
-    return asyncio.run(_serve(load(), options.bus, options.job, options.run, secret))
+    try:
+        return asyncio.run(_serve(load(), stream, options.bus, options.job, options.run, secret))
+    finally:
+        tracer.close(spans.FLUSH_S)
 
 
 def _parser(name: str, about: str) -> argparse.ArgumentParser:
@@ -95,7 +98,9 @@ def _name(text: str) -> str:
     return text
 
 
-async def _serve(service: Service[Any], url: str, job: str, run: str, secret: bytes) -> int:
+async def _serve(
+    service: Service[Any], stream: StreamTracer, url: str, job: str, run: str, secret: bytes
+) -> int:
     stop, code = asyncio.Event(), 0
 
     def end(signum: int) -> None:
@@ -113,7 +118,7 @@ async def _serve(service: Service[Any], url: str, job: str, run: str, secret: by
     bus = JobBus(nats, job=job, run=run, source=service.name, secret=secret)
     log.info("service.started", pid=os.getpid())
     try:
-        await shell.run(service, bus, stop=stop)
+        await shell.run(service, bus, stream, stop=stop)
     except BusError as error:
         log.error("service.lost_bus", error=str(error))
         return UNREACHABLE

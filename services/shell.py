@@ -21,6 +21,7 @@ from trainmover.schemas.events import ONCE_ONLY, JobCompleted, JobFailed
 from trainmover.schemas.local import Telemetry
 from trainmover.schemas.recorded import Recorded
 from trainmover.services.contract import Ask, Inputs, Service
+from trainmover.telemetry.stream import StreamTracer
 
 log = structlog.get_logger()
 S = TypeVar("S")
@@ -40,6 +41,7 @@ class ServiceBug(RuntimeError):
 async def run(
     service: Service[S],
     bus: JobBus,
+    stream: StreamTracer,
     *,
     stop: asyncio.Event,
     tick_s: float = 0.1,
@@ -49,7 +51,7 @@ async def run(
 
     Raises ServiceBug, and BusClosed when the connection is over for good.
     """
-    shell = _Shell(service, bus)
+    shell = _Shell(service, bus, stream)
     shell.spawn(shell.read())
     try:
         while not stop.is_set() and not shell.ended_for(linger_s):
@@ -76,9 +78,10 @@ class _Clock:
 
 
 class _Shell(Generic[S]):
-    def __init__(self, service: Service[S], bus: JobBus) -> None:
+    def __init__(self, service: Service[S], bus: JobBus, stream: StreamTracer) -> None:
         self._service = service
         self._bus = bus
+        self._stream = stream
         self._state = service.initial
         self._seq = 0
         self._until: int | None = None
@@ -142,6 +145,7 @@ class _Shell(Generic[S]):
                 raise ServiceBug(
                     f"{self._service.name}: evolve failed on seq {item.seq}, {item.event!r}"
                 ) from error
+            self._stream.take(item, live=self.caught_up)
             if isinstance(item.event, JobCompleted | JobFailed):
                 self._ended = came
 

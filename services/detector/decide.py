@@ -40,6 +40,9 @@ class Thresholds:
     settle_s: float = 0.2
     """A link may be reported broken so much before the last telemetry that is counted: both
     travel over different queues."""
+    reconnect_s: float = 2.0
+    """After an outage of the bus an agent may be back so much later than this service: both try
+    again on their own, with pauses of up to 2 s."""
 
 
 THRESHOLDS = Thresholds()
@@ -257,8 +260,9 @@ def _silent(state: State, inputs: Inputs) -> Iterable[_Silence]:
     for worker in state.workers.values():
         machines.setdefault(worker.machine, []).append(worker.worker)
     for machine, workers in machines.items():
-        since_s = max(inputs.heard.get(machine, 0.0), inputs.up_since_s, state.spoke[machine])
-        witnesses = _links_lost(state, workers, since_s - THRESHOLDS.settle_s)
+        heard_s, up_s = max(inputs.heard.get(machine, 0.0), state.spoke[machine]), inputs.up_since_s
+        since_s = heard_s if heard_s >= up_s else up_s + THRESHOLDS.reconnect_s
+        witnesses = _links_lost(state, workers, max(heard_s, up_s) - THRESHOLDS.settle_s)
         yield _Silence(machine, tuple(workers), since_s, inputs.now_s - since_s, witnesses)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from trainmover.schemas.commands import Answer, Decided, Pull, Stage, Switch
 from trainmover.schemas.events import (
@@ -127,6 +128,7 @@ class Migration:
 
     def completed(self) -> MigrationCompleted:
         plan, answers = self.plan, self.answers
+        steps_s = [s for m in plan.members if (s := answers[m.worker].normal_step_s) is not None]
         return MigrationCompleted(
             job=plan.job,
             run=plan.run,
@@ -142,6 +144,7 @@ class Migration:
                 )
                 for m in plan.members
             ),
+            normal_step_s=median(steps_s) if steps_s else None,
         )
 
     def _ask_below(self, stage: Stage, command: Decided | Switch) -> list[Output]:

@@ -41,22 +41,12 @@ def verdict(layout: Layout, plan: MigrationPlanned, answers: Mapping[str, Answer
         return Verdict(problem=f"bug: the furthest rank committed {target} steps, but {ranks}")
     dirty = tuple(m.rank for m in full if answers[m.worker].dirty)
     needing = [m for m in plan.members if answers[m.worker].empty or m.rank in dirty]
-    sources: list[Source] = []
-    for member in needing:
-        source = _source(layout, member, target, plan.members, answers)
-        if not source.donors:
-            shard = layout.shard(member.rank) or "whole model"
-            return Verdict(
-                problem=f"no live rank holds the shard of rank {member.rank} ({shard})",
-                state_lost=True,
-            )
-        if source.extras_from is None and answers[member.worker].empty:
-            return Verdict(
-                problem=f"the own state of rank {member.rank} at step {target} is lost: "
-                "its worker and both buddies are gone",
-                state_lost=True,
-            )
-        sources.append(source)
+    sources = [_source(layout, m, target, plan.members, answers) for m in needing]
+    lost = [problem for s in sources if (problem := _lost(layout, s, target, answers))]
+    if lost and target == 0:
+        return Verdict(setup_again=True)  # nothing is lost that set-up does not make again
+    if lost:
+        return Verdict(problem=lost[0], state_lost=True)
     return Verdict(
         target=target,
         sources=tuple(sources),
@@ -88,6 +78,19 @@ def _source(
         donors=tuple(m.worker for m in donors),
         extras_from=holder.worker if holder else None,
     )
+
+
+def _lost(layout: Layout, source: Source, target: int, answers: Mapping[str, Answer]) -> str:
+    """What of a rank's state no live member holds; empty when all of it is there."""
+    if not source.donors:
+        shard = layout.shard(source.rank) or "whole model"
+        return f"no live rank holds the shard of rank {source.rank} ({shard})"
+    if source.extras_from is None and answers[source.worker].empty:
+        return (
+            f"the own state of rank {source.rank} at step {target} is lost: "
+            "its worker and both buddies are gone"
+        )
+    return ""
 
 
 def extras_holder(

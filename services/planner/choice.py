@@ -15,17 +15,17 @@ SETTLE_S = 0.3
 within 0.15 s (detection.md), so a death is normally seen as one."""
 OTHER_MACHINES_S = 300.0
 """How long ranks wait for a machine of the layout before standbys elsewhere take them."""
-STABLE_S = 1.0
-"""Registrations that are awaited so long after the last one, so that surplus workers do not get
-a rank only because they were faster."""
+STABLE_S = 10.0
+"""Registrations are awaited so long after the last start or registration of a worker, so that
+surplus workers do not get a rank only because they were faster, on a busy machine too."""
 
 
 def first_members(state: State, now_s: float) -> tuple[Member, ...]:
     """Generation 1, in rank order by (machine, local index); empty while it must wait.
 
     Workers with a local index below `workers_per_machine` come first. Others get a rank only if
-    no such worker is still on its way, or `STABLE_S` has passed since the last registration; with
-    a machine that has not come at all, `OTHER_MACHINES_S`.
+    no such worker is still on its way, or `STABLE_S` has passed since the last one started or
+    registered; with a machine that has not come at all, `OTHER_MACHINES_S`.
     """
     job = state.submitted
     assert job is not None
@@ -35,7 +35,7 @@ def first_members(state: State, now_s: float) -> tuple[Member, ...]:
     )
     chosen = by_place[: job.layout.world_size]
     surplus = any(w.local_index >= job.workers_per_machine for w in chosen)
-    quiet_s = now_s - state.registered_s
+    quiet_s = now_s - max(state.launched_s, state.registered_s)
     waits = surplus and (
         (_on_the_way(state) and quiet_s < STABLE_S)
         or (_machines_missing(state) and quiet_s < OTHER_MACHINES_S)
@@ -47,13 +47,19 @@ def first_members(state: State, now_s: float) -> tuple[Member, ...]:
 
 
 def _on_the_way(state: State) -> bool:
+    """Whether a place below `workers_per_machine`, on a machine that is here, has nobody yet."""
     assert state.submitted is not None
+    per_machine = state.submitted.workers_per_machine
     here = state.registered.keys() | state.exited | state.unfit
-    return any(
-        worker.local_index < state.submitted.workers_per_machine
+    starting = any(
+        worker.local_index < per_machine
         for name, worker in state.launched.items()
         if name not in here
     )
+    came = {(worker.machine, worker.local_index) for worker in state.launched.values()}
+    came |= {(worker.machine, worker.local_index) for worker in state.registered.values()}
+    expected = {(machine, index) for machine, _ in came for index in range(per_machine)}
+    return starting or not expected <= came
 
 
 def _machines_missing(state: State) -> bool:

@@ -1,8 +1,8 @@
 """How a job ends: completed, or failed with the reason and the exit code."""
 
 from collections import Counter
-from hashlib import sha256
 
+from trainmover.schemas.digest import of_job
 from trainmover.schemas.events import JobCompleted, JobFailed, UserError
 from trainmover.services.planner.state import Phase, State
 
@@ -66,12 +66,11 @@ def _completed(state: State) -> JobCompleted | JobFailed | None:
         if len(counts) > 1:
             reason = f"ranks finished with different numbers of committed steps: {counts}"
             return failed(state, STATE_LOST, f"{reason}; this is a bug in trainmover")
-        text = "\n".join(event.digest for event in finished)
         return JobCompleted(
             job=state.submitted.job,
             run=state.submitted.run,
             completed_steps=counts[0],
-            state_digest=sha256(text.encode("ascii")).hexdigest(),
+            state_digest=of_job(event.digest for event in finished),
         )
     return None
 

@@ -1,16 +1,20 @@
 """A real `trainmover run` under test: its events as they happen, its processes, its end."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.integration.command import ORPHANS_WITHIN_S, TRAINMOVER, carriers
+from trainmover.bus.server import EmbeddedServer
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -42,52 +46,87 @@ class Job:
     standbys: int = 1
     script_args: tuple[str, ...] = ()
     run_args: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    """Added to the environment of everything that belongs to the job."""
     events: list[Event] = field(default_factory=list)
 
-    def __enter__(self) -> "Job":
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name in ("digests", "ledger", "xdg"):
-            (self.folder / name).mkdir(exist_ok=True)
+    def __post_init__(self) -> None:
         self.name = f"t{os.getpid()}-{time.monotonic_ns() % 10**9}"
         self.environment = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self.folder / "xdg"),
             "PYTHONUNBUFFERED": "1",
+            **self.variables,
         }
-        script = self.script if "/" in self.script else str(SCRIPTS / self.script)
-        command = [
-            *TRAINMOVER,
-            "run",
-            f"--nproc-per-node={self.nproc}",
-            f"--standbys={self.standbys}",
-            f"--job={self.name}",
-            f"--report={self.folder / 'report.json'}",
-            f"--step-digests={self.folder / 'digests'}",
-            f"--fault=@{self.folder / 'faults'}",
-            "--max-incidents=100",
-            *self.run_args,
-            script,
-            *self.script_args,
-        ]
+
+    def __enter__(self) -> "Job":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("digests", "ledger", "xdg"):
+            (self.folder / name).mkdir(exist_ok=True)
         self._output = (self.folder / "output").open("w+")
-        self.process = subprocess.Popen(
-            command, env=self.environment, stdout=self._output, stderr=subprocess.STDOUT
+        self.process = self.start(
+            *self._run(f"--report={self.folder / 'report.json'}"), output=self._output
         )
         self._cond = threading.Condition()
         self._reader = threading.Thread(target=self._follow, daemon=True)
         self._reader.start()
         return self
 
+    def _run(self, *more: str) -> tuple[str, ...]:
+        """The arguments of `trainmover run`, the same on every machine."""
+        return (
+            "run",
+            f"--nproc-per-node={self.nproc}",
+            f"--standbys={self.standbys}",
+            f"--job={self.name}",
+            f"--step-digests={self.folder / 'digests'}",
+            f"--fault=@{self.folder / 'faults'}",
+            "--max-incidents=100",
+            *self.run_args,
+            *more,
+            self.script if "/" in self.script else str(SCRIPTS / self.script),
+            *self.script_args,
+        )
+
+    def start(self, *arguments: str, output: TextIO) -> subprocess.Popen[bytes]:
+        """A `trainmover` command in the job's environment."""
+        return subprocess.Popen(
+            [*TRAINMOVER, *arguments],
+            env=self.environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(15)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process)
         self._reader.join(10)
         self._output.close()
+
+    # ---- what else belongs to it
+
+    @contextmanager
+    def machine(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The agent of one more machine of the job, ended with the block."""
+        with self._beside(f"output-{name}", *self._run(f"--machine={name}")) as process:
+            yield process
+
+    @contextmanager
+    def services(self, url: str, copy: str = "") -> Iterator[subprocess.Popen[bytes]]:
+        """A `trainmover services`, ended with the block."""
+        arguments = ("services", f"--bus={url}", f"--job={self.name}")
+        logs = f"--log-dir={self.folder / f'services{copy}'}"
+        with self._beside(f"output-services{copy}", *arguments, logs) as process:
+            yield process
+
+    @contextmanager
+    def _beside(self, output: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / output).open("w+") as file:
+            process = self.start(*arguments, output=file)
+            try:
+                yield process
+            finally:
+                end(process)
 
     # ---- what happens
 
@@ -148,9 +187,9 @@ class Job:
 
     def settled_without(self, gone: set[str]) -> bool:
         """Whether the latest plan has none of these workers and is completed."""
-        plan, completed = self.of("migration.planned")[-1], self.of("migration.completed")
-        done = bool(completed) and completed[-1]["generation"] == plan["generation"]
-        return done and not gone & set(self.assignment().values())
+        plans, completed = self.of("migration.planned"), self.of("migration.completed")
+        done = completed and completed[-1]["generation"] == plans[-1]["generation"]
+        return bool(done) and not gone & set(self.assignment().values())
 
     def recovered(self, count: int) -> None:
         """Blocks until `count` interruptions have ended well."""
@@ -195,6 +234,80 @@ class Job:
             digests=_by_step(self.folder / "digests", "digest"),
             ledger=_by_step(self.folder / "ledger", "samples"),
         )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """In order, else at once."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def child(parent: int, word: str, timeout_s: float = 10) -> int:
+    """Pid of the child with `word` in its command line; blocks while it is being started again."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with suppress(OSError):  # it has just ended
+            for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+                if word in Path(f"/proc/{pid}/cmdline").read_text():
+                    return int(pid)
+        time.sleep(0.01)
+    raise AssertionError(f"no {word} is a child of {parent}")
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`."""
+    found: set[int] = set()
+    with suppress(OSError):  # it has just ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found |= {int(child)} | descendants(int(child))
+    return found
+
+
+class Bus:
+    """A nats-server of the test's own, which may be killed and started on its store and port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = EmbeddedServer(folder)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> "Bus":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._server.stop())
+        self._runner.close()
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def start(self) -> None:
+        self._runner.run(self._server.start())
+
+    def kill(self) -> None:
+        os.kill(self._server.pid, signal.SIGKILL)
+        self._runner.run(self._server.wait())
+
+
+def assert_each_decision_once(run: Job) -> None:
+    """Generations grow by one, nothing about one of them or a death is said twice, and no event
+    came twice."""
+    planned = [e["generation"] for e in run.of("migration.planned")]
+    assert planned == list(range(2, len(planned) + 2))
+    for kind in ("decided", "switched", "completed", "aborted"):
+        generations = [e["generation"] for e in run.of(f"migration.{kind}")]
+        assert sorted(set(generations)) == sorted(generations), f"{kind} twice: {generations}"
+    failed = [worker for e in run.of("worker.failed") for worker in e["workers"]]
+    assert len(set(failed)) == len(failed), f"failed twice: {failed}"
+    assert len(run.of("layout.assigned")) == len(run.of("job.started")) == 1
+    seqs = [e["seq"] for e in run.events]
+    assert seqs == list(range(1, len(seqs) + 1))
 
 
 def _by_step(folder: Path, key: str) -> dict[tuple[int, int], Any]:

@@ -5,15 +5,16 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.integration.bus_behaviour import BusBehaviour, first
 
-from trainmover.bus.nats import NatsBus, connect
-from trainmover.bus.port import MSG_ID, Bus, BusUnreachable, Message, NoJetStream, Unanswered
+from trainmover.bus.nats import QUIET_S, NatsBus, connect
+from trainmover.bus.port import MSG_ID, Bus, BusUnreachable, Message, NoJetStream, Reply, Unanswered
 from trainmover.bus.server import EmbeddedServer, ServerFailed, find_binary
 
 STARTED = "trainmover.j.job.started.v1"
@@ -81,6 +82,29 @@ async def test_followers_lose_and_repeat_nothing_when_the_server_is_killed_and_r
     assert reader.up_since > up_since
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_bus_is_up_since_now_while_its_server_is_dead_or_hangs(
+    server: EmbeddedServer, connected: Connect, how: signal.Signals
+) -> None:
+    bus = await connected()
+    following = asyncio.ensure_future(first(bus.follow(0), 1))
+    before = bus.up_since
+    await asyncio.sleep(2 * QUIET_S)  # heartbeats are enough
+    assert bus.up_since == before
+    os.kill(server.pid, how)
+    await asyncio.sleep(2 * QUIET_S)  # silence is the subject of this test
+    away_s = time.monotonic()
+    assert bus.up_since >= away_s
+    if how is signal.SIGKILL:
+        await server.wait()
+        await server.start()
+    else:
+        os.kill(server.pid, signal.SIGCONT)
+    await bus.publish(STARTED, b"", {})
+    await following
+    assert away_s < bus.up_since < time.monotonic()
+
+
 async def test_a_follower_loses_and_repeats_nothing_when_only_its_own_connection_breaks(
     connected: Connect,
 ) -> None:
@@ -91,6 +115,32 @@ async def test_a_follower_loses_and_repeats_nothing_when_only_its_own_connection
         breaking = reader._client.force_reconnect()
         await asyncio.gather(*publishing, breaking)
     assert [m.seq for m in await following] == list(range(1, 601))
+
+
+async def test_a_request_whose_connection_breaks_is_unanswered_at_once(
+    server: EmbeddedServer, connected: Connect
+) -> None:
+    bus, worker = await connected(), await connected()
+    asked = asyncio.Event()
+
+    async def answer(message: Message) -> Reply | None:
+        if message.payload == b"again":
+            return b"here", {}
+        asked.set()
+        return None
+
+    await worker.respond(COMMAND, answer)
+    request = asyncio.ensure_future(bus.request(COMMAND, b"", {}, 60))
+    await asked.wait()
+    await kill(server)
+    async with asyncio.timeout(10):
+        with pytest.raises(Unanswered):
+            await request
+        await server.start()
+        while True:
+            with suppress(Unanswered):  # the worker may come back later than who asks
+                assert (await bus.request(COMMAND, b"again", {}, 1)).payload == b"here"
+                break
 
 
 async def test_a_publisher_waits_for_a_server_that_is_away(

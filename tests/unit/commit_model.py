@@ -123,7 +123,7 @@ class Product:
     at_once: dict[tuple[int, int], dict[str, Answer]] = field(default_factory=dict)
     """The same, answered before the end of that block."""
     lost: frozenset[int] = frozenset()
-    """Generations whose plan the mover aborts because state is lost."""
+    """Generations for which the mover finds state lost: it aborts the plan, or begins again."""
 
     def __post_init__(self) -> None:
         running = Position(generation=1, phase=Phase.COMPUTING, promised=1)

@@ -176,7 +176,11 @@ def _decides(product: Product, move: Move) -> None:
         return
     for answers in (product.answers[key], product.at_once[key]):
         (said,) = mover_says(mover_state(assignments, generation), answers)
-        if isinstance(said, MigrationDecided):
+        if isinstance(said, MigrationDecided) and said.setup_again:
+            # Where state is lost the model ends; with no step committed the product begins again.
+            assert said.target == move.number("t") == 0, said
+            product.lost |= {generation}
+        elif isinstance(said, MigrationDecided):
             assert said.target == move.number("t"), said
             donors = [answers[name] for source in said.sources for name in source.donors]
             assert not any(donor.dirty or donor.empty for donor in donors), said

@@ -230,10 +230,23 @@ def test_telemetry_that_comes_again_ends_the_suspicion() -> None:
     assert explain(state, again) == ()
 
 
-def test_silence_counts_from_the_connection_to_the_bus_at_most() -> None:
-    assert verdicts(fold(), now_s=51.9, up_since_s=50.0, heard={"m0": 10.0}) == ()
-    lost = verdicts(fold(), now_s=52.0, up_since_s=50.0, heard={"m0": 10.0})
+def test_after_an_outage_of_the_bus_a_machine_has_two_seconds_to_come_back_to_it() -> None:
+    assert verdicts(fold(), now_s=53.9, up_since_s=50.0, heard={"m0": 10.0}) == ()
+    lost = verdicts(fold(), now_s=54.0, up_since_s=50.0, heard={"m0": 10.0})
     assert len(lost) == 2
+    seen = fold((50.5, peer_lost("w0", "w2")))
+    assert verdicts(seen, now_s=52.9, up_since_s=50.0, heard={"m0": 52.9}) == ()
+    (witnessed,) = verdicts(seen, now_s=53.0, up_since_s=50.0, heard={"m0": 53.0})
+    assert isinstance(witnessed, WorkerFailed)
+    assert witnessed.evidence == "no telemetry of m1 for 1 s; links to it lost by w0"
+
+
+def test_nobody_is_silent_while_this_service_has_no_bus() -> None:
+    assert verdicts(fold(), now_s=60.0, up_since_s=60.0, heard={"m0": 10.0, "m1": 10.0}) == ()
+
+
+def test_a_machine_that_was_heard_after_an_outage_has_no_time_left_over() -> None:
+    assert len(verdicts(fold(), now_s=52.1, up_since_s=50.0, heard={"m0": 52.1, "m1": 50.1})) == 1
 
 
 def test_a_machine_never_heard_is_lost_two_seconds_after_its_agent_last_stored_an_event() -> None:

@@ -70,9 +70,22 @@ def test_a_surplus_worker_gets_a_rank_when_the_better_one_does_not_come() -> Non
     came = [(1.0, registered("d", 3)), (1.0, registered("a", 0)), (1.2, registered("b", 1))]
     state = fold((0.0, submitted()), *launches, *came)
     with_d = LayoutAssigned(**J, members=(A, B, member(2, "d")))
-    assert outputs(state, 2.2) == (with_d,)
+    assert outputs(state, 1.1 + STABLE_S) == ()
+    assert outputs(state, 1.2 + STABLE_S) == (with_d,)
     died = evolve(state, Recorded(seq=9, time_s=1.3, event=failed("c")))
     assert outputs(died, 1.3) == (with_d,)
+
+
+def test_a_machine_that_has_just_come_is_awaited_from_its_first_sign_on() -> None:
+    two = submitted("dp=2", workers_per_machine=1)
+    came = [(1.0, registered("a", 0)), (1.0, registered("b", 1))]
+    late = 1.0 + 2 * STABLE_S
+    standby_first = fold((0.0, two), *came, (late, launched("d", 1, "m1")))
+    assert outputs(standby_first, late) == ()
+    starting = fold((0.0, two), *came, (late, launched("c", 0, "m1")))
+    assert outputs(starting, late + STABLE_S - 0.1) == ()
+    on_one = LayoutAssigned(**J, members=(member(0, "a"), member(1, "b")))
+    assert outputs(starting, late + STABLE_S) == (on_one,)
 
 
 def test_ranks_wait_for_a_machine_that_has_not_come_before_standbys_elsewhere_get_them() -> None:

@@ -46,7 +46,7 @@ def status(code: str) -> Msg:
 
 async def read(*inbox: Msg | None, client: FakeClient | None = None) -> list[int]:
     """Seqs that a reading behind seq 6 yields before it ends."""
-    arrived = Inbox()
+    arrived = Inbox(hear=lambda: None)
     for message in inbox:
         arrived.put_nowait(message)
     async with asyncio.timeout(1):

@@ -14,6 +14,11 @@ def test_a_machine_is_silent_for_several_of_its_messages_before_it_counts_as_los
     assert THRESHOLDS.settle_s < THRESHOLDS.witnessed_silence_s < THRESHOLDS.machine_silence_s
 
 
+def test_a_machine_that_comes_back_to_the_bus_later_than_the_detector_is_not_silent() -> None:
+    assert THRESHOLDS.reconnect_s >= nats.LONGEST_WAIT_S
+    assert THRESHOLDS.witnessed_silence_s > telemetry.INTERVAL_S
+
+
 def test_an_exit_that_explains_a_broken_link_arrives_before_the_link_is_opened_again() -> None:
     assert 10 * agent.EXITS_WITHIN_S < choice.SETTLE_S
 
