@@ -39,11 +39,13 @@ class GroupFactory:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         channel = self._name(ranks)
         mesh = self._wiring.mesh
-        mesh.register(channel, ring_edges(ranks))
+        if mesh is not None:
+            mesh.register(channel, ring_edges(ranks))
         engine = LinkEngine(self._wiring, channel, ranks, options.group_rank)
         group = LinkGroup(engine)
         self.groups.append(group)
-        if self._wiring.admission.mode is not Mode.ECHO and not self._wiring.fence.revoked:
+        live = self._wiring.admission.mode is not Mode.ECHO and not self._wiring.fence.revoked
+        if mesh is not None and live:
             with suppress(Revoked):  # the switch to the next generation opens what is registered
                 mesh.connect(channel, self._wiring.timeout_s)
         return group
@@ -53,6 +55,7 @@ class GroupFactory:
 
         `ranks_of` has the new global ranks of each group, of the same size as before.
         """
+        assert self._wiring.mesh is not None
         self._made.clear()
         for group in self.groups:
             ranks, engine = ranks_of[group], group.engine

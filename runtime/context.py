@@ -2,27 +2,56 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainmover.runtime.batches import Batches
-from trainmover.runtime.binding import PROGRAM_AXES
-from trainmover.runtime.block import Step
-from trainmover.runtime.performance import Performance
+from trainmover.runtime.binding import PROGRAM_AXES, Binding
+from trainmover.runtime.gate import Gate
+from trainmover.runtime.seat import Role
+from trainmover.runtime.step import Step
+from trainmover.runtime.tracked import Tracked
 from trainmover.schemas.layout import Layout
 
 DATA_SEED = 0
 """Shuffling that the loader's own sampler does not seed comes from (this, epoch)."""
 
 
+class Run(Protocol):
+    """One run of `train`, as a rank or standby of a job or unprotected."""
+
+    axis_groups: dict[str, dist.ProcessGroup]
+    after_hooks: list[tuple[Step, Callable[[], None]]]
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def shadowing(self) -> bool: ...
+    @property
+    def binding(self) -> Binding: ...
+    @property
+    def tracked(self) -> Tracked: ...
+    @property
+    def gate(self) -> Gate: ...
+
+    def steps(self, total: int, closing: bool) -> Iterator[Step]: ...
+    def beat(self, phase: str) -> None: ...
+
+
 class Context:
     """Valid during one run of `train`. Nothing else is public."""
 
-    def __init__(self, performance: Performance) -> None:
-        self._run = performance
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._mesh: DeviceMesh | None = None
 
     # ---- place
@@ -39,11 +68,11 @@ class Context:
     @property
     def local_rank(self) -> int:
         """Index of this worker on its machine; unique there."""
-        return self._run.env.local_index
+        return self._run.local_rank
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return self._run.device
 
     @property
     def layout(self) -> Layout:
@@ -51,7 +80,7 @@ class Context:
 
     @property
     def generation(self) -> int:
-        return self._run.seat.position.generation
+        return self._run.generation
 
     @property
     def shadow(self) -> bool:
@@ -90,7 +119,7 @@ class Context:
         if self._mesh is None:
             axes = self.layout.axes
             self._mesh = init_device_mesh(
-                "cpu",
+                self.device.type,
                 tuple(a.size for a in axes),
                 mesh_dim_names=tuple(a.name for a in axes),
             )
@@ -123,7 +152,7 @@ class Context:
         with state_dict and load_state_dict. An undone block gets its batches again.
         """
         with self._run.binding.asking():
-            batches = Batches(source, DATA_SEED, self._run.guard_batches)
+            batches = Batches(source, DATA_SEED, self._run.gate.guard_batches)
         self._run.tracked.add_batches(batches)
         return batches
 

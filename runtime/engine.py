@@ -25,7 +25,8 @@ from trainmover.runtime.work import Lane, LinkWork
 class Wiring:
     """What the groups of a process share, and whom they tell."""
 
-    mesh: Mesh
+    mesh: Mesh | None
+    """None: this process is the only rank, and its groups answer by themselves (ECHO)."""
     fence: Fence
     admission: Admission
     on_poisoned: Callable[[Issued], None]
@@ -99,6 +100,7 @@ class LinkEngine:
     def pair(self, call: Call, peer: int, kind: str) -> Link:
         """The direct link to group rank `peer`; blocks until both ends came."""
         rank, channel = self.ranks[peer], f"{self.channel}/{kind}"
+        assert self.wiring.mesh is not None
         try:
             left_s = call.deadline - time.monotonic()
             return self.wiring.mesh.pair(channel, rank, call.generation, left_s)
@@ -156,6 +158,7 @@ class LinkEngine:
         if size == 1:
             return Ring(0, 1, None, None)
         call.fence.check(call.generation)
+        assert self.wiring.mesh is not None
         link = self.wiring.mesh.link
         following = link(self.channel, self.ranks[(self.rank + 1) % size])
         preceding = link(self.channel, self.ranks[(self.rank - 1) % size])

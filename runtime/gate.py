@@ -37,6 +37,14 @@ class Gate:
                 self._tracked[optimizer] = handle.id
                 self._handles.append(handle)
 
+    def guard_batches(self) -> None:
+        """Called at every batch."""
+        if self.block is None:
+            raise RuntimeError(
+                "a batch is drawn inside `with step:`, so that an undone step gets it again; "
+                "move next(data) into the block"
+            )
+
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()

@@ -6,12 +6,27 @@ Tracked like any other object, so that a joiner learns of a `step.stop()` from i
 from dataclasses import dataclass
 
 
+def left_early() -> RuntimeError:
+    """What to raise when `train` returns and its loop is not over."""
+    return RuntimeError(
+        "train returned before the loop of ctx.steps was over (break or return inside it?)"
+        ": call step.stop() to end early, so that every rank stops after the same step"
+    )
+
+
 @dataclass
 class Loop:
     """`total` updates, and one closing block more where `closing` is set."""
 
     total: int = 0
     closing: bool = False
+    begun: bool = False
+
+    def begin(self, total: int, closing: bool) -> None:
+        """Raises RuntimeError the second time."""
+        if self.begun:
+            raise RuntimeError("ctx.steps may be used once: one loop is one job")
+        self.total, self.closing, self.begun = total, closing, True
 
     @property
     def blocks(self) -> int:
