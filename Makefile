@@ -9,11 +9,11 @@ PYTEST := $(BIN)/python -m pytest
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[runtime,local,dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[runtime,local,plots,dev]' --constraint constraints.txt
 	touch $@
 
-demo: $(STAMP)  ## a job undisturbed, then with a rank killed: the same bits
-	$(BIN)/python examples/demo.py
+demo: $(STAMP)  ## rehearses a small GPT: twice undisturbed, once with a kill, the same bits
+	$(BIN)/trainmover rehearse --steps 30 --kills 1 examples/gpt_bytes.py
 
 check: $(STAMP)  ## formatting, lint, types, who imports whom, unit tests
 	$(BIN)/ruff format --check .

@@ -110,10 +110,10 @@ def train(ctx: trainmover.Context) -> None:
                 loss = model(*next(data)) / args.micro_batches
                 loss.backward()
                 total += loss.item()
+            step.report(loss=total, tokens=args.batch * args.micro_batches * CONTEXT)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            step.report(loss=total, tokens=args.batch * args.micro_batches * CONTEXT)
 
 
 if __name__ == "__main__":

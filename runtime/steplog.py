@@ -1,15 +1,15 @@
-"""A digest of the tracked state after every committed step, for finding the first that differs."""
+"""Digests of the tracked state after every committed step, for finding the first that differs."""
 
-import json
 from pathlib import Path
 
 from trainmover.runtime.tracked import Tracked
+from trainmover.schemas.steplog import StepLine
 
 
 class StepLog:
     """Appends to `<folder>/rank<r>.jsonl`; does nothing without a folder.
 
-    It costs a pass over all tracked state a step: for tests and `trainmover rehearse`.
+    It costs two passes over all tracked state a step: for tests and `trainmover rehearse`.
     """
 
     def __init__(self, folder: str, rank: int, worker: str) -> None:
@@ -23,12 +23,13 @@ class StepLog:
     ) -> None:
         if self._path is None:
             return
-        line = {
-            "step": step,
-            "generation": generation,
-            "worker": self._worker,
-            "digest": tracked.state_digest(),
-            "numbers": numbers,
-        }
+        line = StepLine(
+            step=step,
+            generation=generation,
+            worker=self._worker,
+            digest=tracked.state_digest(),
+            objects=tracked.object_digests() | tracked.own_digests(),
+            numbers=numbers,
+        )
         with self._path.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+            out.write(line.model_dump_json() + "\n")

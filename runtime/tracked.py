@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import xxhash
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -109,14 +110,18 @@ class Tracked:
                     "scheduler=scheduler)"
                 )
 
-    def open(self) -> None:
-        """A block opens: keeps the small state. ValueError for a gradient that is not zero."""
+    def open_for_good(self) -> None:
+        """A block opens that is never undone. ValueError for a gradient that is not zero."""
         self._gradients.keep()
+        for batches in self._batches:
+            batches.open()
+
+    def open(self) -> None:
+        """A block opens: as `open_for_good`, and keeps the small state."""
+        self.open_for_good()
         for undo_copy in self._undo_copies.values():
             undo_copy.forget()
         self._small.keep()
-        for batches in self._batches:
-            batches.open()
         self._opened = rng.capture()
 
     def undo(self) -> None:
@@ -199,11 +204,21 @@ class Tracked:
         found |= {n: Objects({}, {}, {n: o}) for n, o in self._others.items()}
         return {name: objects.shared().digest() for name, objects in found.items()}
 
+    def own_digests(self) -> dict[str, str]:
+        """Part of the own state -> its xxh3_128; no name of a tracked object is among them."""
+        own = self._own_in_order()
+        own["ctx.vars"] = own.pop("vars")
+        return {name: xxhash.xxh3_128_hexdigest(part) for name, part in own.items()}
+
     def state_digest(self) -> str:
         """sha256 of everything tracked, shared and own, random state and data position included."""
+        return sha256(self.shared(), self._own_in_order())
+
+    def _own_in_order(self) -> dict[str, bytes]:
+        """`own`, not depending on the insertion order of `vars`."""
         own = self.own()
         own["vars"] = codec.canonical(own["vars"])[0]
-        return sha256(self.shared(), own)
+        return own
 
     def _index(self) -> None:
         """What follows from the registry, so that no block walks module trees."""

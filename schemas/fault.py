@@ -34,6 +34,18 @@ class Fault:
     bytes: int = 100
     """For `frame`: after how many bytes of it."""
 
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        given: dict[str, int | str | None] = {
+            "rank": self.rank,
+            "worker": self.worker,
+            "step": self.step,
+            "at": self.at,
+        }
+        if self.at == "frame":
+            given["bytes"] = self.bytes
+        return f"{self.kind}:" + ",".join(f"{k}={v}" for k, v in given.items() if v is not None)
+
     @classmethod
     def parse(cls, text: str) -> "Fault":
         """Raises ValueError that shows the form and the known kinds and points."""

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
-from trainmover.runtime.block import Step
+from trainmover.runtime.step import Step
 
 
 def train(ctx: trainmover.Context) -> None:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import trainmover
-from trainmover.runtime.block import Step
+from trainmover.runtime.step import Step
 
 SAMPLES, WIDTH = 640, 24
 
