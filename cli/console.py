@@ -7,6 +7,8 @@ from typing import TextIO
 
 from trainmover.agent.output import show_plain
 
+MARK = "trainmover: "
+"""Before each line of our own."""
 _ERASE = "\r\x1b[K"
 
 
@@ -29,7 +31,7 @@ class Console:
     def say(self, text: str) -> None:
         """Something of our own, each line marked."""
         for line in text.splitlines():
-            self.show(f"trainmover: {line}", sys.stderr)
+            self.show(MARK + line, sys.stderr)
 
     def status(self, text: str) -> None:
         """Rewrite the last line of the terminal; empty takes it away."""

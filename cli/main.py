@@ -10,7 +10,17 @@ from typing import Any
 import structlog
 
 from trainmover.bus.port import BusError
-from trainmover.cli import children, flags, options, reach, run, services, watch
+from trainmover.cli import (
+    children,
+    flags,
+    options,
+    reach,
+    rehearse,
+    reporting,
+    run,
+    services,
+    watch,
+)
 from trainmover.schemas.envelope import Rejected
 
 Command = Callable[[argparse.Namespace], int]
@@ -61,8 +71,22 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
 
     add("run", _run, "run a job, or join one on a bus", options.add_to, options.EXAMPLE)
+    add(
+        "rehearse",
+        _rehearse,
+        "run a script undisturbed twice and once with kills, and compare the bits",
+        rehearse.add_to,
+        rehearse.EXAMPLE,
+    )
     add("status", watch.status, "ranks, standbys and incidents of a job", reach.add_to)
     add("events", watch.events, "what happened in a job, in words or JSON", watch.add_events)
+    add(
+        "report",
+        reporting.tell,
+        "a job and its incidents as text, JSON, page or picture",
+        reporting.add_to,
+        reporting.EXAMPLE,
+    )
     add(
         "inject",
         watch.inject,
@@ -90,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(service.main(given[1:]))
     args = parser().parse_args(given)
     command: Command = args.command
-    watches = command in (watch.status, watch.events, watch.inject)
+    watches = command in (watch.status, watch.events, watch.inject, reporting.tell)
     _log_to_stderr("error" if watches else "warning")  # a watched job's bus may come and go
     try:
         return command(args)
@@ -102,10 +126,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _rehearse(args: argparse.Namespace) -> int:
+    _find_modules(args)
+    return rehearse.rehearse(args)
+
+
 def _run(args: argparse.Namespace) -> int:
+    _find_modules(args)
+    return run.run(options.read(args, os.environ.get("TRAINMOVER_SECRET")))
+
+
+def _find_modules(args: argparse.Namespace) -> None:
     if args.module:
         sys.path.insert(0, os.getcwd())  # as `python -m` finds it
-    return run.run(options.read(args, os.environ.get("TRAINMOVER_SECRET")))
 
 
 def _explain(error: Exception, code: int) -> int:

@@ -51,7 +51,10 @@ class RunOptions:
     faults: tuple[str, ...] = ()
     report: Path | None = None
     log_dir: Path | None = None
+    trace_dir: Path | None = None
     step_digests: str = ""
+    max_steps: int = 0
+    """0: as many as the script asks for."""
     num_threads: int = 1
     hash_seed: int = 0
     stall_timeout_s: float = 3600.0
@@ -62,17 +65,8 @@ class RunOptions:
 def add_to(parser: argparse.ArgumentParser) -> None:
     add = flags.add
     one = flags.positive
-    add(parser, "--nproc-per-node", type=one, default=1, metavar="N", help="ranks on each machine")
+    add_workers(parser, ranks=1)
     add(parser, "--nnodes", type=one, default=1, metavar="N", help="machines")
-    add(
-        parser,
-        "--standbys",
-        type=flags.natural,
-        default=1,
-        metavar="N",
-        help="workers on each machine that stand by (default 1)",
-    )
-    add(parser, "--layout", metavar="AXES", help="as pp=2,dp=4; default dp=<all ranks>")
     add(
         parser,
         "--bus",
@@ -91,10 +85,15 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         metavar="KIND:rank=R,step=S",
         help="inject a fault, as kill:rank=1,step=20; repeatable",
     )
-    add(parser, "--report", type=Path, metavar="FILE", help="write what happened as JSON")
-    add(parser, "--log-dir", type=Path, metavar="DIR", help="keep each worker's raw output")
-    add(parser, "--step-digests", metavar="DIR", help="digest of the state after every step")
-    add(parser, "--num-threads", type=one, default=1, metavar="N", help="OMP threads a worker")
+    add(
+        parser,
+        "--report",
+        type=_report_file,
+        metavar="FILE",
+        help="write what happened as JSON, or as a page where FILE ends in .html",
+    )
+    add(parser, "--trace-dir", type=Path, metavar="DIR", help="spans of incidents, as JSON lines")
+    add(parser, "--step-digests", metavar="DIR", help="digests of the state after every step")
     add(
         parser,
         "--host",
@@ -121,15 +120,60 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="interruptions without a committed step between them (default 3)",
     )
     add(parser, "--max-failures", type=flags.natural, metavar="N", help="default: no limit")
+    add_program(parser)
+
+
+def add_workers(parser: argparse.ArgumentParser, *, ranks: int) -> None:
+    """What a machine has of a job; `ranks`: on each machine by default."""
+    add = flags.add
+    add(
+        parser,
+        "--nproc-per-node",
+        type=flags.positive,
+        default=ranks,
+        metavar="N",
+        help=f"ranks on each machine (default {ranks})",
+    )
+    add(
+        parser,
+        "--standbys",
+        type=flags.natural,
+        default=1,
+        metavar="N",
+        help="workers on each machine that stand by (default 1)",
+    )
+    add(parser, "--layout", metavar="AXES", help="as pp=2,dp=4; default dp=<all ranks>")
+    add(
+        parser,
+        "--num-threads",
+        type=flags.positive,
+        default=1,
+        metavar="N",
+        help="OMP threads a worker",
+    )
+    add(parser, "--log-dir", type=Path, metavar="DIR", help="keep each worker's raw output")
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """The script and its arguments; the last of a command's flags."""
+    add = flags.add
     flags.refuse(parser)
     add(parser, "--module", "-m", action="store_true", help="the script is a module, as python -m")
     parser.add_argument("script", help="what each worker runs")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="given to the script")
 
 
+def _report_file(text: str) -> Path:
+    if text.endswith(".png"):
+        raise argparse.ArgumentTypeError(
+            "a run writes JSON, or a page where FILE ends in .html: give a name that ends in .json"
+            f" and then `trainmover report FILE.json --png {text}`"
+        )
+    return Path(text)
+
+
 def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
     """`secret`: TRAINMOVER_SECRET. Raises WrongUsage."""
-    world_size = args.nnodes * args.nproc_per_node
     if args.bus and not args.job:
         raise WrongUsage("--bus needs --job NAME: machines that give the same name join one job")
     if args.nnodes > 1 and not args.bus:
@@ -137,13 +181,12 @@ def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
             f"--nnodes {args.nnodes} needs --bus nats://HOST:PORT and --job NAME, the same on every"
             " machine: the embedded bus serves one machine"
         )
-    layout = _layout(args.layout, world_size, args.nnodes, args.nproc_per_node)
+    layout = read_layout(args.layout, args.nnodes, args.nproc_per_node)
     for fault in args.fault:
         _check_fault(fault, layout)
     run = "r" + uuid4().hex[:8]
-    program = Program(script=args.script, arguments=tuple(args.arguments), module=args.module)
     return RunOptions(
-        program=program,
+        program=read_program(args),
         layout=layout,
         num_machines=args.nnodes,
         workers_per_machine=args.nproc_per_node,
@@ -158,6 +201,7 @@ def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
         faults=tuple(args.fault),
         report=args.report,
         log_dir=args.log_dir,
+        trace_dir=args.trace_dir,
         step_digests=str(Path(args.step_digests).absolute()) if args.step_digests else "",
         num_threads=args.num_threads,
         stall_timeout_s=args.stall_timeout,
@@ -166,7 +210,13 @@ def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
     )
 
 
-def _layout(text: str | None, world_size: int, num_machines: int, per_machine: int) -> Layout:
+def read_program(args: argparse.Namespace) -> Program:
+    return Program(script=args.script, arguments=tuple(args.arguments), module=args.module)
+
+
+def read_layout(text: str | None, num_machines: int, per_machine: int) -> Layout:
+    """Raises WrongUsage."""
+    world_size = num_machines * per_machine
     if text is None:
         return Layout.parse(f"dp={world_size}")
     try:

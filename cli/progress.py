@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Iterable
-from statistics import median
 
 from trainmover.bus.job import JobBus
-from trainmover.cli.console import Console
-from trainmover.cli.incidents import Incident, incidents, timeline
+from trainmover.cli.console import MARK, Console
+from trainmover.cli.incidents import Incident, incidents
+from trainmover.cli.timeline import NARROWEST, brief, terminal_width, timeline
 from trainmover.cli.waiting import waited_for
 from trainmover.cli.words import in_words
 from trainmover.schemas.events import (
@@ -40,8 +39,8 @@ LINE_EVERY_S = 1.0
 REMIND_EVERY_S = 30.0
 """While nothing can go on, a person hears why and what would help (invariant 7)."""
 WAITING_EVERY_S = 10.0
-NORMAL_STEPS = 20
-"""A normal step is the median of this many before the incident."""
+MAX_RANKS = 8
+"""Rows of ranks in what is told of an incident."""
 NOT_TRAINING = ("starting", "shadow", "standby")
 
 
@@ -51,18 +50,15 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._beats: dict[str, tuple[Beat, ...]] = {}
-        self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
-        self._committed = 0
         self._told_at, self._told_step = float("-inf"), 0
         self._changed = asyncio.Event()
         self._hushed = False
         self._stalled: JobStalled | None = None
         self._is_stalled = asyncio.Event()
         self.records: list[Recorded] = []
-        self._normal_steps: dict[str, float] = {}
 
     def incidents(self) -> list[Incident]:
-        return incidents(self.records, self._normal_steps)
+        return incidents(self.records)
 
     async def follow(self, bus: JobBus) -> None:
         """For ever."""
@@ -104,8 +100,6 @@ class Progress:
     def see(self, recorded: Recorded) -> None:
         self.records.append(recorded)
         event = recorded.event
-        if isinstance(event, MigrationPlanned) and self._steps_s:
-            self._normal_steps.setdefault(event.incident, median(self._steps_s))
         match event:
             case JobStalled():
                 self._stalled = event
@@ -121,7 +115,7 @@ class Progress:
             self._console.say(f"{event.TYPE}: {in_words(event)}")
         if isinstance(event, MigrationCompleted):
             ended = [i for i in self.incidents() if i.incident == event.incident]
-            self._console.say(timeline(ended[0]) if ended else in_words(event))
+            self._console.say(_in_short(ended[0]) if ended else in_words(event))
 
     async def hear(self, telemetry: Telemetry) -> None:
         self._beats[telemetry.machine] = telemetry.workers
@@ -130,9 +124,6 @@ class Progress:
         if self._hushed or not ranks:
             return
         first = max(ranks, key=lambda beat: beat.committed)
-        if first.committed > self._committed:
-            self._committed = first.committed
-            self._steps_s.append(first.step_s)
         now_s = time.monotonic()
         if self._console.live:
             self._console.status(self._status(first, ranks, beats))
@@ -151,6 +142,12 @@ class Progress:
 
     def _ended(self) -> bool:
         return any(isinstance(r.event, JobCompleted | JobFailed) for r in self.records)
+
+
+def _in_short(incident: Incident) -> str:
+    """With the rows of all actors where there is room for them."""
+    width = terminal_width() - len(MARK)
+    return brief(incident, width) if width < NARROWEST else timeline(incident, width, MAX_RANKS)
 
 
 def training(beats: Iterable[Beat]) -> list[Beat]:

@@ -14,11 +14,13 @@ from trainmover.bus.job import JobBus
 from trainmover.bus.nats import connect, without_secrets
 from trainmover.bus.port import BusError
 from trainmover.bus.server import ServerFailed
-from trainmover.cli import children, embedded, report, start, submission
+from trainmover.cli import children, embedded, report, reporting, start, submission
 from trainmover.cli.console import Console
 from trainmover.cli.options import RunOptions, warnings
 from trainmover.cli.progress import Progress
 from trainmover.schemas.events import JobCompleted, JobFailed, JobSubmitted, WorkerRegistered
+from trainmover.telemetry.spans import FLUSH_S, Unusable
+from trainmover.telemetry.stream import StreamTracer
 
 CONNECT_S = 5.0
 SETTLE_S = 1.0
@@ -56,13 +58,12 @@ class _Job:
     console: Console
 
 
-def run(options: RunOptions) -> int:
+def run(options: RunOptions, console: Console | None = None) -> int:
     """The exit code. Blocks until the job is over or a signal ends it; leaves no process."""
-    return asyncio.run(_interruptible(options))
+    return asyncio.run(_interruptible(options, console or Console()))
 
 
-async def _interruptible(options: RunOptions) -> int:
-    console = Console()
+async def _interruptible(options: RunOptions, console: Console) -> int:
     task = asyncio.create_task(_guarded(options, console, lambda: interrupt))
     interrupt = Interrupt(task)
     loop = asyncio.get_running_loop()
@@ -81,7 +82,7 @@ async def _guarded(
     code = 0
     try:
         return await _run(options, console, interrupt())
-    except* (submission.Refused, FileNotFoundError) as errors:
+    except* (submission.Refused, FileNotFoundError, Unusable) as errors:
         code = _explain(errors, console, USAGE)
     except* SyntaxError as errors:
         code = _explain(errors, console, USER_CODE)
@@ -106,6 +107,7 @@ def _explain(errors: BaseExceptionGroup[Exception], console: Console, code: int)
 async def _run(options: RunOptions, console: Console, interrupt: Interrupt) -> int:
     secret = bytes.fromhex(options.secret)
     wanted = start.wanted(options)
+    tracer = start.tracer(options)
     async with contextlib.AsyncExitStack() as stack:
         directory = stack.enter_context(start.directory())
         if options.bus is not None:
@@ -122,6 +124,9 @@ async def _run(options: RunOptions, console: Console, interrupt: Interrupt) -> i
             secret=secret,
         )
         source = f"agent/{options.machine}"
+        stack.callback(tracer.close, FLUSH_S)
+        stream = StreamTracer(tracer, source)
+        start.log_as_json(options, submitted.run, stream)
         bus = JobBus(nats, job=options.job, run=submitted.run, source=source, secret=secret)
         stack.enter_context(start.session_file(options, submitted.run, url, directory))
         settings = start.settings(options, submitted, url, directory)
@@ -130,7 +135,7 @@ async def _run(options: RunOptions, console: Console, interrupt: Interrupt) -> i
             options,
             submitted,
             bus,
-            Agent(settings, bus, roster, console.show),
+            Agent(settings, bus, roster, stream, console.show),
             Progress(console),
             console,
         )
@@ -193,13 +198,12 @@ def _last_words(job: _Job, end: JobCompleted | JobFailed | None, interrupt: Inte
     if job.options.report is not None:
         found = report.report(
             job.progress.records,
-            job.progress.incidents(),
             job=job.options.job,
             run=job.submitted.run,
             layout=str(job.submitted.layout),
             exit_code=code,
         )
-        report.write(found, job.options.report)
+        reporting.write(found, job.options.report)
     return code
 
 

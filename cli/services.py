@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from trainmover.cli import children, flags, reach
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.submission import past_of
 from trainmover.schemas.events import JobSubmitted
+from trainmover.telemetry import spans
 
 CONNECT_S = 10.0
 LOOK_EVERY_S = 0.5
@@ -21,12 +23,15 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     flags.add(parser, "--bus", type=flags.bus_url, metavar="URL", help="NATS server with JetStream")
     flags.add(parser, "--job", type=flags.name, metavar="NAME", help="the job to serve")
     flags.add(parser, "--log-dir", type=Path, metavar="DIR", help="for <service>.log")
+    flags.add(parser, "--trace-dir", type=Path, metavar="DIR", help="for <service>.jsonl, spans")
 
 
 def services(args: argparse.Namespace) -> int:
     """Blocks until the job is over. Waits for its submission first."""
     if not (args.bus and args.job):
         raise WrongUsage("services need --bus URL and --job NAME")
+    if args.trace_dir is not None:
+        os.environ.update(spans.into(args.trace_dir, os.environ))
     return asyncio.run(_interruptible(args.bus, args.job, reach.secret(), args.log_dir))
 
 

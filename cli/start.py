@@ -18,6 +18,9 @@ from trainmover.bus.port import Bus
 from trainmover.cli import children, session, submission
 from trainmover.cli.options import RunOptions
 from trainmover.schemas.events import Exit, FaultInjected, JobSubmitted, WorkerExited
+from trainmover.telemetry import logs, spans
+from trainmover.telemetry.spans import Tracer
+from trainmover.telemetry.stream import StreamTracer
 
 
 def wanted(options: RunOptions) -> JobSubmitted:
@@ -54,10 +57,26 @@ def settings(options: RunOptions, submitted: JobSubmitted, url: str, directory: 
         port_range=options.port_range,
         faults=";".join(options.faults),
         step_digests=options.step_digests,
+        max_steps=options.max_steps,
         num_threads=submitted.num_threads,
         hash_seed=submitted.hash_seed,
         log_dir=options.log_dir,
     )
+
+
+def tracer(options: RunOptions) -> Tracer:
+    """The agent's. Children inherit the variables. Raises Unusable, before anything was started."""
+    if options.trace_dir is not None:
+        os.environ.update(spans.into(options.trace_dir, os.environ))
+    about = {"job": options.job, "machine": options.machine}
+    return spans.tracer(f"agent-{options.machine}", "trainmover-agent", about, os.environ)
+
+
+def log_as_json(options: RunOptions, run: str, stream: StreamTracer) -> None:
+    """If that is asked for; else people read what is logged here."""
+    if logs.json_wanted(os.environ):
+        about = {"service": "agent", "job": options.job, "run": run, "machine": options.machine}
+        logs.configure("warning", as_json=True, about=about).facts = stream.facts
 
 
 async def roster(

@@ -14,10 +14,11 @@ from trainmover.bus.job import JobBus
 from trainmover.bus.nats import NatsBus
 from trainmover.bus.port import BusUnreachable, Message
 from trainmover.cli import flags, reach, session
-from trainmover.cli.incidents import incidents, timeline
+from trainmover.cli.incidents import incidents
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.progress import numbers, training
 from trainmover.cli.submission import past_of
+from trainmover.cli.timeline import brief, terminal_width
 from trainmover.cli.view import in_lines, view
 from trainmover.cli.words import in_words
 from trainmover.schemas.base import Event
@@ -80,7 +81,7 @@ async def _status(target: reach.Target) -> int:
     if first is not None:
         print(f"  step {first.committed}{numbers(first)}")
     for incident in incidents(past.records):
-        print(timeline(incident))
+        print(brief(incident, terminal_width()))
     return 0
 
 

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainmover.runtime import commit
+from trainmover.runtime.attempt import Attempt
 from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.extras import Parts, Shelf
 from trainmover.runtime.loop import Loop
+from trainmover.runtime.pace import Pace
 from trainmover.schemas.commands import (
     Answer,
     Collect,
@@ -82,10 +84,14 @@ class Seat:
         """Donor, its digest, ours, bytes, seconds."""
         self.links = (0, 0, 0)
         self.incident = ""
-        """Name of the interruption that the orders are about."""
+        """Name of the interruption that the orders are about; empty once its first step is done."""
         self.reached: dict[Mark, float] = {}
         """What of it was reached when, seconds since 1970."""
+        self._pace = Pace()
         self.refused = ""
+        self.over: Callable[[Attempt], None] = lambda attempt: None
+        """Told, lock held, what this worker went through when that ends: by the first step, or cut
+        short by a newer plan or the end of the job."""
         self._changed = changed
 
     # ---- the training side
@@ -98,7 +104,10 @@ class Seat:
     def move(self, step: Callable[[Position], Position]) -> Position:
         """Apply a pure decision to the position and wake whoever waits for it."""
         with self.cond:
+            committed = self.position.committed
             self.position = step(self.position)
+            if self.position.committed > committed:
+                self._pace.committed()
             self._mark_first_step()
             self.notify()
             return self.position
@@ -109,6 +118,33 @@ class Seat:
             return
         if p.known_committed > resume.target or p.phase is Phase.DONE:
             self.reached["first_step"] = time.time()
+            self._attempt_over()
+
+    def _attempt_over(self, error: str = "") -> None:
+        if not self.incident:
+            return
+        donor, _, _, num_bytes, _ = self.pulled or ("", "", "", 0, 0.0)
+        attempt = Attempt(
+            incident=self.incident,
+            generation=self.orders.about,
+            worker=self.worker,
+            rank=self._rank,
+            reached=dict(self.reached),
+            donor=donor,
+            num_bytes=num_bytes,
+            links=self.links,
+            error=error,
+        )
+        self.incident = ""
+        self.over(attempt)
+
+    @property
+    def _rank(self) -> int | None:
+        """None: a standby that has not heard of which rank it is to take."""
+        if self.role is not None and self.role.generation:
+            return self.role.rank
+        members = self.orders.decided.members if self.orders.decided else ()
+        return next((m.rank for m in members if m.worker == self.worker), None)
 
     def keep(self, generation: int, rank: int, version: int, parts: Parts, *, full: bool) -> None:
         """Put a neighbour's extras on the shelf if the protocol still counts them (CUT)."""
@@ -164,9 +200,11 @@ class Seat:
                 )
             self.position, self.assignment = after, command.assignment
             if self.orders.about != command.generation:
+                self._attempt_over(f"superseded by generation {command.generation}")
                 self.orders = Orders(about=command.generation)
                 self.stage, self.refused, self.pulled = Stage.COLLECTED, "", None
                 self.incident, self.reached = command.incident, {"collected": time.time()}
+                self._pace.interrupted()
                 self.notify()
         # Outside the lock: the fence waits for copies under way, their thread may want the lock.
         end(command.generation)
@@ -211,6 +249,7 @@ class Seat:
     def retire(self, command: Retire) -> None:
         with self.cond:
             self.retired = command.reason
+            self._attempt_over(command.reason)
             self.notify()
 
     def answer(self, refused: str = "") -> Answer:
@@ -241,6 +280,7 @@ class Seat:
                 pull_s=pull_s,
                 links=self.links,
                 reached=dict(self.reached),
+                normal_step_s=self._pace.normal_step_s,
                 refused=refused or self.refused,
             )
 

@@ -160,5 +160,7 @@ class Answer(BaseModel):
     """Opened, closed and kept in the last switch."""
     reached: dict[Mark, float] = Field(default_factory=dict)
     """What of a migration was reached when, seconds since 1970 by the worker's clock."""
+    normal_step_s: Annotated[float, Field(ge=0)] | None = None
+    """Median duration of the steps before the collect; None: it has committed too few."""
     refused: str = ""
     """Why the command was not obeyed; empty when it was."""

@@ -376,6 +376,8 @@ class MigrationCompleted(Event):
     incident: Name
     committed: NonNegativeInt
     ranks: tuple[RankTimes, ...] = ()
+    normal_step_s: Annotated[float, Field(ge=0)] | None = None
+    """What a step took before the interruption, median of the ranks that can tell."""
 
     def key(self) -> str:
         return str(self.generation)

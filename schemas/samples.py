@@ -19,6 +19,7 @@ from trainmover.schemas.events import (
     PoolExhausted,
     PoolReplenished,
     RankReady,
+    RankTimes,
     Replacement,
     Restored,
     Source,
@@ -119,7 +120,21 @@ _MIGRATION: tuple[Event, ...] = (
         ),
         links={"0": (1, 1, 0), "1": (1, 0, 0)},
     ),
-    MigrationCompleted(**_J, generation=2, incident="g2", committed=120),
+    MigrationCompleted(
+        **_J,
+        generation=2,
+        incident="g2",
+        committed=120,
+        ranks=(
+            RankTimes(
+                rank=1,
+                worker="m2-0",
+                joined=True,
+                reached={"collected": 1_790_000_000.21, "first_step": 1_790_000_000.74},
+            ),
+        ),
+        normal_step_s=0.076,
+    ),
     MigrationAborted(
         **_J,
         generation=2,

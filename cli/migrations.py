@@ -1,0 +1,151 @@
+"""What each plan of an interruption asked for, and how far it came, read from the stream."""
+
+from collections.abc import Iterator, Sequence, Set
+
+from pydantic import BaseModel, ConfigDict
+
+from trainmover.schemas.events import (
+    MigrationAborted,
+    MigrationCompleted,
+    MigrationDecided,
+    MigrationPlanned,
+    MigrationSwitched,
+    RankTimes,
+    Replacement,
+    Restored,
+    Source,
+)
+from trainmover.schemas.recorded import Recorded
+
+KNOT_BEFORE = {
+    "collected": 0,
+    "obeyed": 1,
+    "restored": 1,
+    "switched": 1,
+    "resumed": 2,
+    "first_step": 2,
+}
+"""Stage -> which of planned, decided and switched (0, 1, 2) it follows; it is before the next."""
+
+MigrationEvent = MigrationDecided | MigrationSwitched | MigrationCompleted | MigrationAborted
+
+
+class RankPath(BaseModel):
+    """What one rank went through."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    worker: str
+    joined: bool
+    reached_s: dict[str, float] = {}
+    """Stage -> seconds after the incident's `t0`, by the worker's clock; empty unless completed."""
+
+
+class Migration(BaseModel):
+    """One plan. Times `*_s` are seconds after the incident's `t0`, by the clock of the stream."""
+
+    model_config = ConfigDict(frozen=True)
+
+    generation: int
+    reason: str
+    replacements: tuple[Replacement, ...]
+    planned_s: float
+    decided_s: float | None = None
+    target: int | None = None
+    """Committed steps from which all go on."""
+    setup_again: bool = False
+    sources: tuple[Source, ...] = ()
+    dirty: tuple[int, ...] = ()
+    holding: tuple[int, ...] = ()
+    switched_s: float | None = None
+    restored: tuple[Restored, ...] = ()
+    links: dict[str, tuple[int, int, int]] = {}
+    """Rank -> links opened, closed, kept."""
+    completed_s: float | None = None
+    aborted_s: float | None = None
+    abort_reason: str = ""
+    missing: tuple[str, ...] = ()
+    ranks: tuple[RankPath, ...] = ()
+
+    def placed_s(self, path: RankPath) -> dict[str, float]:
+        """`path.reached_s` in the order that the stream proves, whatever the worker's clock says.
+
+        A member answers a collect after the plan and before the decision, and so on.
+        """
+        knots = (self.planned_s, self.decided_s, self.switched_s, self.completed_s)
+        placed: dict[str, float] = {}
+        at = self.planned_s
+        for stage, knot in KNOT_BEFORE.items():
+            if stage in path.reached_s:
+                before = (k for k in knots[: knot + 1] if k is not None)
+                after = (k for k in knots[knot + 1 :] if k is not None)
+                at = max(at, *before, min(path.reached_s[stage], *after, self.last_s))
+                placed[stage] = at
+        return placed
+
+    def all_reached_s(self, stage: str) -> float | None:
+        """When the last of the ranks did; None unless all are known to."""
+        times = [self.placed_s(path).get(stage) for path in self.ranks]
+        known = [at for at in times if at is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+    @property
+    def last_s(self) -> float:
+        """The latest that the stream tells of it."""
+        times = (self.decided_s, self.switched_s, self.completed_s, self.aborted_s)
+        return max((at for at in times if at is not None), default=self.planned_s)
+
+
+def migrations(
+    plans: Sequence[Recorded], records: Sequence[Recorded], t0: float
+) -> Iterator[Migration]:
+    """One of each plan, in their order."""
+    joiners: set[str] = set()
+    for planned in plans:
+        plan = planned.event
+        assert isinstance(plan, MigrationPlanned)
+        joiners |= {replacement.joiner for replacement in plan.replacements}
+        migration = _planned(plan, joiners, max(0.0, planned.time_s - t0))
+        for record in records:
+            event = record.event
+            if isinstance(event, MigrationEvent) and event.generation == plan.generation:
+                migration = _further(migration, event, record.time_s, t0)
+        yield migration
+
+
+def _planned(plan: MigrationPlanned, joiners: Set[str], planned_s: float) -> Migration:
+    return Migration(
+        generation=plan.generation,
+        reason=plan.reason,
+        replacements=plan.replacements,
+        planned_s=planned_s,
+        ranks=tuple(
+            RankPath(rank=m.rank, worker=m.worker, joined=m.worker in joiners) for m in plan.members
+        ),
+    )
+
+
+def _further(before: Migration, event: MigrationEvent, time_s: float, t0: float) -> Migration:
+    at_s = max(0.0, time_s - t0)
+    match event:
+        case MigrationDecided():
+            told = event.model_dump(include={"target", "setup_again", "dirty", "holding"})
+            found = told | {"decided_s": at_s, "sources": event.sources}
+        case MigrationSwitched():
+            found = {"switched_s": at_s, "restored": event.restored, "links": event.links}
+        case MigrationCompleted():
+            ranks = tuple(_path(times, t0) for times in event.ranks) or before.ranks
+            found = {"completed_s": at_s, "ranks": ranks}
+        case MigrationAborted():
+            found = {"aborted_s": at_s, "abort_reason": event.reason, "missing": event.missing}
+    return before.model_copy(update=found)
+
+
+def _path(times: RankTimes, t0: float) -> RankPath:
+    return RankPath(
+        rank=times.rank,
+        worker=times.worker,
+        joined=times.joined,
+        reached_s={stage: at - t0 for stage, at in times.reached.items()},
+    )
