@@ -6,22 +6,28 @@ import importlib
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import documents
+from tests.documents import DOCUMENTS, ROOT, SHOWN, Block, run_by
 
 import trainmover
-from trainmover.cli import options
+from trainmover.cli import options, rehearse
 from trainmover.cli.flags import REFUSED
 from trainmover.cli.main import parser
+from trainmover.cli.verdict import Verdict
 from trainmover.runtime import commit
-from trainmover.runtime.block import Step
 from trainmover.runtime.commit import Phase, Position, ProtocolError
 from trainmover.runtime.context import Context
+from trainmover.runtime.step import Step
 from trainmover.schemas.events import EVENTS, ONCE_ONLY
 from trainmover.schemas.export import COMMANDS
 from trainmover.schemas.fault import KINDS, POINTS
@@ -29,11 +35,9 @@ from trainmover.schemas.fault import KINDS, POINTS
 if TYPE_CHECKING:
     from tests.unit.one_rank import OneRank
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PROTOCOL, OPERATIONS = ROOT / "docs/protocol.md", ROOT / "docs/operations.md"
 SCRIPT = ROOT / "docs/script.md"
-ROOMS = ("agent", "bus", "cli", "runtime", "schemas", "services")
+ROOMS = ("agent", "bus", "cli", "runtime", "schemas", "services", "telemetry")
 
 
 def rows(document: Path, first: str) -> list[list[str]]:
@@ -57,7 +61,8 @@ def code(cell: str) -> str:
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.M | re.S)
+    found = (b for b in documents.blocks() if b.document == document)
+    return [block.text for block in found if block.language == language]
 
 
 def anchors(document: Path) -> set[str]:
@@ -120,10 +125,10 @@ def test_commands_in_documents_are_understood(where: str, words: list[str]) -> N
     parser().parse_args(words)
 
 
-def run_flags() -> dict[str, Any]:
-    """Flag in its first spelling -> default, of `trainmover run`."""
+def flags_of(add_to: Callable[[argparse.ArgumentParser], None]) -> dict[str, Any]:
+    """Flag in its first spelling -> default, of a command."""
     run = argparse.ArgumentParser()
-    options.add_to(run)
+    add_to(run)
     refused = {name for flag in REFUSED for name in (flag, "--" + flag[2:].replace("-", "_"))}
     shown = [a for a in run._actions if a.help != argparse.SUPPRESS and a.option_strings]
     return {
@@ -131,15 +136,32 @@ def run_flags() -> dict[str, Any]:
     }
 
 
-def test_the_table_of_flags_is_that_of_run() -> None:
-    told = {code(cells[0]).split()[0]: cells[1] for cells in rows(OPERATIONS, "flag")}
-    flags = run_flags()
-    assert told.keys() == flags.keys()
+def assert_defaults(told: dict[str, str], flags: dict[str, Any]) -> None:
     for name, default in told.items():
         if default.isdecimal() or default.count(".") == 3:
             assert str(flags[name]) in (default, f"{default}.0"), name
         else:
             assert flags[name] in (None, False, []), name
+
+
+def test_the_table_of_flags_is_that_of_run() -> None:
+    told = {code(cells[0]).split()[0]: cells[1] for cells in rows(OPERATIONS, "flag")}
+    flags = flags_of(options.add_to)
+    assert told.keys() == flags.keys()
+    assert_defaults(told, flags)
+
+
+def test_the_table_of_rehearsal_flags_has_what_run_does_not_have_or_has_differently() -> None:
+    told = {code(cells[0]).split()[0]: cells[1] for cells in rows(OPERATIONS, "rehearsal flag")}
+    flags, of_run = flags_of(rehearse.add_to), flags_of(options.add_to)
+    same = {name for name in flags.keys() & of_run.keys() if flags[name] == of_run[name]}
+    assert told.keys() == flags.keys() - same
+    assert all(f"`{name}`" in OPERATIONS.read_text() for name in same)
+    assert_defaults(told, flags)
+
+
+def test_the_table_of_verdicts_is_that_of_the_code() -> None:
+    assert [cells[0] for cells in rows(OPERATIONS, "verdict")] == list(Verdict)
 
 
 def test_every_refused_flag_is_named() -> None:
@@ -158,7 +180,11 @@ def test_the_table_of_events_is_that_of_the_schemas() -> None:
     table = rows(PROTOCOL, "event")
     assert [code(cells[0]) for cells in table if cells[2] == "yes"] == list(ONCE_ONLY)
     assert sorted(code(cells[0]) for cells in table) == sorted(EVENTS)
-    assert all(f"`{event}`" in OPERATIONS.read_text() for event in EVENTS)
+    manual = rows(OPERATIONS, "event")
+    assert [code(cells[0]) for cells in manual] == list(EVENTS)
+    unsaid = {code(cells[0]) for cells in table if cells[1] == "nobody yet"}
+    assert {code(cells[0]) for cells in manual if cells[1] == "not said yet"} == unsaid
+    assert all(cells[1] and (cells[2] or code(cells[0]) in unsaid) for cells in manual)
 
 
 def test_events_that_nobody_says_are_marked_and_the_others_are_said() -> None:
@@ -231,12 +257,21 @@ def test_the_whole_script_of_the_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script: dict[str, Any] = {"__name__": "script"}
-    exec(blocks(SCRIPT, "python")[0], script)
+    (text,) = run_by("test_the_whole_script_of_the_page_runs")
+    exec(text, script)
     performance = one.train(script["train"])
     assert performance.finished
     assert performance.tracked.vars == {"samples": 40 * 16}
     assert performance.averages.keys() == {"valid"}
     assert [path.name for path in tmp_path.glob("model*")] == ["model.pt"]
+
+
+def test_the_model_of_the_commit_runs() -> None:
+    (block,) = run_by("test_the_model_of_the_commit_runs")
+    command = ["bash", "-euc", block.replace("python3 ", f"{sys.executable} ")]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=100)
+    assert ended.returncode == 0
+    assert "0 scenario(s) broken" in ended.stdout
 
 
 def rules_of_the_model() -> set[str]:
@@ -254,6 +289,52 @@ def test_every_rule_of_the_model_stands_by_its_name_where_the_table_says() -> No
         for link in re.findall(r"\]\(([^)]+)\)", where):
             text = (PROTOCOL.parent / link).read_text()
             assert re.search(rf"\b{rule}\b", text), f"{rule} does not stand in {link}"
+
+
+# ---- what a reader can run
+
+NOT_RUN = {
+    "a piece of a script": 4,
+    "installs torchft and takes a quarter of an hour or more": 1,
+    "make test is what runs the tests": 1,
+    "needs Go and github.com/nats-io/nats.go": 1,
+    "needs a package index and a collector": 1,
+    "needs a package index; make installs the same": 1,
+    "needs the nats command": 1,
+}
+"""Reason -> number of blocks that no test runs."""
+
+RUNNABLE = [block for block in documents.blocks() if block.language not in SHOWN]
+
+
+@pytest.mark.parametrize("block", RUNNABLE, ids=str)
+def test_a_block_is_run_by_the_test_it_names_or_says_why_not(block: Block) -> None:
+    assert block.test or block.reason, (
+        f"{block}: expected `<!-- run: file::test -->`, whose test calls run_by, or"
+        " `<!-- not run: reason -->` on the line before it"
+    )
+    if block.test:
+        file, _, test = block.test.partition("::")
+        source = (ROOT / file).read_text()
+        assert f"def {test}(" in source, f"{block}: {file} has no such test"
+        assert f'run_by("{test}")' in source, f"{block}: {file} does not take its block"
+
+
+def test_the_blocks_that_no_test_runs_are_counted() -> None:
+    assert Counter(block.reason for block in RUNNABLE if block.reason) == NOT_RUN
+
+
+def test_every_fence_and_every_mark_belongs_to_a_block() -> None:
+    text = "\n".join(document.read_text() for document in DOCUMENTS)
+    found = list(documents.blocks())
+    assert len(re.findall(r"^\s*(?:```|~~~)", text, re.M)) == 2 * len(found)
+    marked = [block for block in found if block.test or block.reason]
+    assert len(re.findall(r"<!-- (?:not )?run:", text)) == len(marked)
+
+
+@pytest.mark.parametrize("block", [b for b in RUNNABLE if b.language == "sh"], ids=str)
+def test_shell_in_documents_parses(block: Block) -> None:
+    subprocess.run(["bash", "-n"], input=block.text, text=True, check=True, timeout=30)
 
 
 # ---- the diagram of where a worker stands
