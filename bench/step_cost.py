@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
-from trainmover.runtime.block import Step
 from trainmover.runtime.performance import Performance
+from trainmover.runtime.step import Step
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
 
