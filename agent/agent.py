@@ -34,6 +34,7 @@ from trainmover.schemas.events import (
     WorkerStarted,
 )
 from trainmover.schemas.local import Beat, Crash
+from trainmover.telemetry.stream import StreamTracer
 
 EXITS_WITHIN_S = 0.01
 """Exits this close together have one cause and make one event."""
@@ -57,9 +58,15 @@ class Agent:
     """Not thread-safe; lives in one event loop. `run` once."""
 
     def __init__(
-        self, settings: Settings, bus: JobBus, roster: Roster, show: Show = show_plain
+        self,
+        settings: Settings,
+        bus: JobBus,
+        roster: Roster,
+        stream: StreamTracer,
+        show: Show = show_plain,
     ) -> None:
         self._settings = settings
+        self._stream = stream
         self._show = show
         self._bus = bus
         self._roster = roster
@@ -268,7 +275,9 @@ class Agent:
     # ---- the stream
 
     async def _follow(self) -> None:
+        last = await self._bus.last_seq()
         async for recorded in self._bus.follow():
+            self._stream.take(recorded, live=recorded.seq >= last)
             match recorded.event:
                 case JobCompleted() | JobFailed() as end:
                     self._end = end

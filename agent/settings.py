@@ -28,6 +28,7 @@ class Settings:
     port_range: str = ""
     faults: str = ""
     step_digests: str = ""
+    max_steps: int = 0
     num_threads: int = 1
     hash_seed: int = 0
     log_dir: Path | None = None
@@ -60,4 +61,5 @@ class Settings:
             port_range=self.port_range,
             faults=self.faults,
             step_digests=self.step_digests,
+            max_steps=self.max_steps,
         )

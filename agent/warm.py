@@ -27,9 +27,12 @@ from trainmover.agent.orders import (
     Started,
 )
 from trainmover.bus.lifeline import die_with
+from trainmover.telemetry import spans
 
 RUNTIME = "trainmover.runtime.run"
 """`import trainmover` is lazy: a script that names it will need this, and torch with it."""
+TRACES = "trainmover.telemetry.otel"
+"""What a worker imports if its spans are wanted."""
 LAZY = "torch._dynamo"
 """What torch imports in an optimizer's constructor: 800 modules, seconds in every worker."""
 
@@ -143,6 +146,8 @@ def main(argv: list[str]) -> None:
     source, package = source_of(program.script, module=program.module)
     names = top_level(source, package)
     ahead = (RUNTIME, *names) if "trainmover" in names else names
+    if spans.exporters(os.environ):
+        ahead = (*ahead, TRACES)
     threads_from = import_ahead(ahead, num_threads)
     if "torch" in sys.modules and not threads_from:
         threads_from = import_ahead((LAZY,), num_threads)

@@ -1,10 +1,9 @@
 """`with step:` -- one optimizer update with all its micro-batches, done once or undone whole."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING
 
 import structlog
-from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from trainmover.runtime import commit
@@ -14,6 +13,7 @@ from trainmover.runtime.commit import Phase
 from trainmover.runtime.fence import Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.recovery import SAY_EVERY_S, Retired
+from trainmover.runtime.step import Step
 from trainmover.runtime.vote import Ballot
 
 if TYPE_CHECKING:
@@ -22,46 +22,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Step:
-    """One block. User code enters it once and reads `committed` afterwards."""
+class Block(Step):
+    """A block of a job: committed by the vote of all ranks, or undone and given out again."""
 
     def __init__(self, run: "Performance", number: int, *, closing: bool, shadow: bool) -> None:
-        self.number = number
-        """0-based; the same number comes again when the block was undone."""
-        self.closing = closing
-        """One block more than updates: for the last evaluation and save."""
-        self.shadow = shadow
-        """Nothing of this block stays; nobody else sees it."""
-        self.committed = False
-        self.entered = False
-        self.stopping = False
+        super().__init__(run, number, closing=closing, shadow=shadow)
         self._run = run
         self._voted = False
         self._known = False
         self._let_update = False
         self._reported_before: dict[str, float] = {}
-
-    # ---- what user code calls
-
-    def stop(self) -> None:
-        """End the loop after this step on every rank: rides on the vote (the next one, if this
-        step's is over)."""
-        if not self.shadow:
-            self._run.stop_wanted = True
-
-    def report(self, **numbers: SupportsFloat) -> None:
-        """Progress and metrics, averaged over the ranks in the next vote; no collective.
-
-        Takes floats and one-element tensors (`loss=loss`). Ignored in a block that is undone.
-        """
-        if not self.shadow:
-            self._run.reported.update({k: _number(v) for k, v in numbers.items()})
+        self._averages: dict[str, float] = {}
 
     def ready(self, optimizer: Optimizer | None = None) -> None:
-        """Vote now: for engines with an optimizer of their own. Called by the gate otherwise.
-
-        Blocks until every rank has voted; raises StepAborted when the step is undone.
-        """
+        """The vote. Raises StepAborted when the step is undone."""
         run = self._run
         if optimizer is not None and run.tracked.before_first_optimizer(optimizer):
             return
@@ -112,6 +86,7 @@ class Step:
                 "ctx.track(..., sharded_over=(axis, ...))), or something that changes it is not "
                 "tracked and did not move with a rank (a scheduler, an average, a counter)"
             )
+        self._averages = total.averages
         run.averages = total.averages or run.averages
         self.stopping = total.stop
 
@@ -151,11 +126,8 @@ class Step:
 
     # ---- the block
 
-    def __enter__(self) -> "Step":
+    def _open(self) -> None:
         run = self._run
-        if self.entered:
-            raise RuntimeError("a step is entered once; the next one comes from ctx.steps")
-        self.entered = True
         self._let_update = run.let_update
         self._reported_before = dict(run.reported)
         run.tracked.open()
@@ -166,7 +138,6 @@ class Step:
         run.beat("shadow" if self.shadow else "step")
         if not self.shadow:
             run.arm(self.number)
-        return self
 
     def __exit__(
         self,
@@ -215,7 +186,7 @@ class Step:
         last = self.number + 1 >= run.loop.blocks
         run.seat.move(lambda p: commit.applied(p, poisoned=poisoned, last=last))
         self.committed = True
-        run.committed(self, poisoned=poisoned)
+        run.committed(self, poisoned=poisoned, numbers=self._averages)
 
     def _undo(self, error: BaseException | None) -> None:
         run = self._run
@@ -226,10 +197,6 @@ class Step:
         run.reported = self._reported_before
         cause = error.cause if isinstance(error, StepAborted) else repr(error)
         run.news.aborted(self.number, cause)
-
-
-def _number(value: SupportsFloat) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _decision(run: "Performance") -> int | None:

@@ -13,6 +13,7 @@ import structlog
 
 from trainmover.bus.job import JobBus
 from trainmover.bus.nats import connect
+from trainmover.runtime.attempt import Attempt, spans_of
 from trainmover.runtime.seat import Seat
 from trainmover.schemas.commands import (
     ANSWER_WITHIN_S,
@@ -28,6 +29,8 @@ from trainmover.schemas.commands import (
     Switch,
 )
 from trainmover.schemas.environment import WorkerEnvironment
+from trainmover.schemas.trace import trace_id
+from trainmover.telemetry.spans import Tracer
 
 log = structlog.get_logger()
 
@@ -37,9 +40,10 @@ CONNECT_S = 30.0
 class Control:
     """Owns one thread with one event loop; `start` returns when commands can arrive."""
 
-    def __init__(self, env: WorkerEnvironment, end: Callable[[int], None]) -> None:
-        self._env, self._end = env, end
+    def __init__(self, env: WorkerEnvironment, end: Callable[[int], None], tracer: Tracer) -> None:
+        self._env, self._end, self._tracer = env, end, tracer
         self.seat = Seat(env.worker, self._wake)
+        self.seat.over = self._trace
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._waiters = 0
@@ -134,6 +138,30 @@ class Control:
                     await asyncio.wait_for(self._changed.wait(), left)
         finally:
             self._waiters -= 1
+
+    # ---- what is told of it
+
+    def facts(self) -> dict[str, object]:
+        """For log lines: rank, generation, and the trace of the incident under way.
+
+        Without the lock: what is read may be a moment old.
+        """
+        role, incident = self.seat.role, self.seat.incident
+        facts: dict[str, object] = {"generation": self.seat.position.generation}
+        if role is not None and role.generation:
+            facts["rank"] = role.rank
+        if incident:
+            facts["trace_id"] = trace_id(self._env.run, incident)
+        return facts
+
+    def _trace(self, attempt: Attempt) -> None:
+        """Called from any thread; the spans are written in this one, never in the training's."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._emit, attempt)
+
+    def _emit(self, attempt: Attempt) -> None:
+        for span in spans_of(self._env.run, attempt):
+            self._tracer.emit(span)
 
     def _wake(self) -> None:
         """Called from any thread, often: costs nothing while no command waits."""

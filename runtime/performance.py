@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import structlog
+import torch
 import torch.distributed as dist
 
 from trainmover.runtime import rng
 from trainmover.runtime.admission import Admission, Issued, Mode
 from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
 from trainmover.runtime.binding import Binding, same_role_class
-from trainmover.runtime.block import Step
+from trainmover.runtime.block import Block
 from trainmover.runtime.engine import Wiring
 from trainmover.runtime.faults import Faults
 from trainmover.runtime.gate import Gate
@@ -29,6 +30,7 @@ from trainmover.runtime.points import arm_points
 from trainmover.runtime.recovery import Recovery, Rerun, Retired
 from trainmover.runtime.reporting import Reporter
 from trainmover.runtime.seat import Role, Seat
+from trainmover.runtime.step import Step, give
 from trainmover.runtime.steplog import StepLog
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
@@ -61,6 +63,7 @@ class Performance:
     ) -> None:
         self.env, self.role, self.seat, self.links, self.reporter = env, role, seat, links, reporter
         self.binding = binding
+        self.local_rank, self.device = env.local_index, torch.device("cpu")
         self.news = News(env, seat, reporter)
         self.axis_groups: dict[str, dist.ProcessGroup] = {}
         self.started = time.monotonic()
@@ -102,8 +105,7 @@ class Performance:
             timeout_s=COLLECTIVE_S,
         )
         self._set_variables()
-        # A script that seeds nothing is reproducible too, and differs between ranks.
-        rng.seed_all(rng.seed_from("train", role.rank))
+        rng.seed_rank(role.rank)
         self.factory = init_torch_distributed(self._wiring, role.rank, role.layout.world_size)
 
     def _set_variables(self) -> None:
@@ -149,10 +151,8 @@ class Performance:
 
     def steps(self, total: int, closing: bool) -> Iterator[Step]:
         """Shadow steps, then every step until it is committed. See Context.steps."""
-        if self.in_loop:
-            raise RuntimeError("ctx.steps may be used once: one loop is one job")
+        self.loop.begin(min(total, self.env.max_steps or total), closing)
         self.in_loop = True
-        self.loop.total, self.loop.closing = total, closing
         self.seat.loop = self.loop
         self.gate.running = True
         self.gate.watch(self.tracked.optimizers)
@@ -172,10 +172,8 @@ class Performance:
             number = self.seat.position.committed
             if number >= self.loop.blocks:
                 break
-            step = Step(self, number, closing=number >= self.loop.total, shadow=False)
-            yield step
-            if not step.entered:
-                raise RuntimeError("each step of ctx.steps is entered: `with step: ...`")
+            step = Block(self, number, closing=number >= self.loop.total, shadow=False)
+            yield from give(step)
             if step.committed:
                 self.hit("between")
         self._end_of_loop()
@@ -197,8 +195,8 @@ class Performance:
             yield self._shadow()
             self.let_update = False
 
-    def _shadow(self) -> Step:
-        return Step(self, 0, closing=self.loop.total == 0, shadow=True)
+    def _shadow(self) -> Block:
+        return Block(self, 0, closing=self.loop.total == 0, shadow=True)
 
     def _leave_if_told(self) -> None:
         """A standby whose rank is decided, or a set-up that starts over, does not go on."""
@@ -274,14 +272,19 @@ class Performance:
     # ---- what a block calls
 
     @property
+    def generation(self) -> int:
+        return self.seat.position.generation
+
+    @property
     def generation_ended(self) -> bool:
         return self.links.data_fence.revoked or self.seat.position.ended
 
-    def committed(self, step: Step, *, poisoned: bool) -> None:
+    def committed(self, step: Step, *, poisoned: bool, numbers: dict[str, float]) -> None:
         now = time.monotonic()
         self._last_s, self._last_commit = now - self._last_commit, now
         position = self.seat.position
-        self.steplog.write(step.number, position.generation, self.tracked, self.averages)
+        if not poisoned:
+            self.steplog.write(step.number, position.generation, self.tracked, numbers)
         hooks, self.after_hooks = self.after_hooks, []
         for owner, hook in hooks:
             if owner is step:
@@ -318,13 +321,6 @@ class Performance:
             log.info("late_extras.cut", cause=str(error))
             return
         self.news.late_extras(late)
-
-    def guard_batches(self) -> None:
-        if self.gate.block is None:
-            raise RuntimeError(
-                "a batch is drawn inside `with step:`, so that an undone step gets it again; "
-                "move next(data) into the block"
-            )
 
     def arm(self, step: int) -> None:
         if self.faults:

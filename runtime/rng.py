@@ -92,6 +92,11 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def seed_rank(rank: int) -> None:
+    """Before `train`: a script that seeds nothing is reproducible, and differs between ranks."""
+    seed_all(seed_from("train", rank))
+
+
 class Stream:
     """Random numbers of their own for the bodies of `with`; those of the rank do not move."""
 

@@ -3,16 +3,17 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from trainmover.runtime import aborts
+from trainmover.runtime import aborts, unprotected
 from trainmover.runtime.binding import Binding
 from trainmover.runtime.context import Context
 from trainmover.runtime.control import Control
 from trainmover.runtime.endpoint import Connection
 from trainmover.runtime.links import Links
+from trainmover.runtime.loop import left_early
 from trainmover.runtime.performance import Performance
 from trainmover.runtime.recovery import (
     SAY_EVERY_S,
@@ -29,6 +30,8 @@ from trainmover.schemas.commands import Stage, Switch
 from trainmover.schemas.environment import WorkerEnvironment
 from trainmover.schemas.events import StepAborted, UserError, WorkerFinished, WorkerRegistered
 from trainmover.schemas.local import Crash
+from trainmover.telemetry import logs, spans
+from trainmover.telemetry.spans import FLUSH_S, Tracer
 
 log = structlog.get_logger()
 
@@ -48,20 +51,28 @@ def run(train: Train, *, rebindable: bool = False) -> None:
     `rebindable` promises that nothing made before the first step depends on the rank within its
     role class: a promoted standby then goes on without running `train` again. It is checked.
 
-    Raises what `train` raises. Outside a job it says how to start one.
+    Raises what `train` raises. Outside a job it runs unprotected, as the only rank or as one of
+    those that torchrun has started, and says so.
     """
     env = WorkerEnvironment.read(os.environ)
-    if env is None:
-        raise SystemExit(
-            "this script runs under TrainMover: start it with\n"
-            f"    trainmover run --nproc-per-node 2 --standbys 1 {sys.argv[0]}"
-        )
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(os.environ.get(LOG_LEVEL, "warning")),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    if env is not None:
+        _work(env, train, rebindable)
+        return
+    try:
+        unprotected.perform(train, rebindable=rebindable)
+    except Exception as error:
+        _advise(error)
+        raise
+
+
+def _work(env: WorkerEnvironment, train: Train, rebindable: bool) -> None:
+    about = {"job": env.job, "run": env.run, "machine": env.machine, "worker": env.worker}
+    subject = logs.configure(
+        os.environ.get(LOG_LEVEL, "warning"), as_json=logs.json_wanted(os.environ), about=about
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    worker = _Worker(env, rebindable)
+    worker = _Worker(env, rebindable, _tracer(about))
+    subject.facts = worker.facts
     try:
         worker.work(train)
     except Retired as retired:
@@ -71,22 +82,36 @@ def run(train: Train, *, rebindable: bool = False) -> None:
         log.info("worker.retired", reason=str(retired))
     except (Exception, SystemExit) as error:
         # Its links break when the process ends, so that nobody takes a crash for a broken link.
-        if "default process group twice" in str(error):
-            error.add_note(
-                "TrainMover has initialised torch.distributed before train() was called: remove "
-                "init_process_group, or guard it by `if not dist.is_initialized()`"
-            )
+        _advise(error)
         worker.tell_crash(error)
         raise
+
+
+def _advise(error: BaseException) -> None:
+    if "default process group twice" in str(error):
+        error.add_note(
+            "TrainMover has initialised torch.distributed before train() was called: remove "
+            "init_process_group, or guard it by `if not dist.is_initialized()`"
+        )
+
+
+def _tracer(about: Mapping[str, str]) -> Tracer:
+    """Training does not fail for its traces."""
+    try:
+        return spans.tracer(about["worker"], "trainmover-worker", about, os.environ)
+    except spans.Unusable as error:
+        log.warning("trace.none", reason=str(error))
+        return spans.SILENT
 
 
 class _Worker:
     """The parts of a worker that outlive a run of `train`."""
 
-    def __init__(self, env: WorkerEnvironment, rebindable: bool) -> None:
-        self._env, self._rebindable = env, rebindable
+    def __init__(self, env: WorkerEnvironment, rebindable: bool, tracer: Tracer) -> None:
+        self._env, self._rebindable, self._tracer = env, rebindable, tracer
         self._links = Links(env)
-        self._control = Control(env, self._links.end)
+        self._control = Control(env, self._links.end, tracer)
+        self.facts = self._control.facts
         self._seat = self._control.seat
         self._reporter = Reporter(env.agent, env.worker, env.beat_s)
         self._performance: Performance | None = None
@@ -138,10 +163,7 @@ class _Worker:
     def _finish(self, performance: Performance) -> None:
         """EXIT: keep links and state until every rank has finished."""
         if not performance.finished:
-            raise RuntimeError(
-                "train returned before the loop of ctx.steps was over (break or return inside it?)"
-                ": call step.stop() to end early, so that every rank stops after the same step"
-            )
+            raise left_early()
         seat = self._seat
         self._reporter.fact(
             WorkerFinished(
@@ -260,9 +282,11 @@ class _Worker:
             )
         )
         self._reporter.flush(deadline_s=2)
+        self._tracer.close(FLUSH_S)
 
     def close(self) -> None:
         self._reporter.flush(deadline_s=2)
         self._control.close()
+        self._tracer.close(FLUSH_S)
         self._reporter.close()
         self._links.close()

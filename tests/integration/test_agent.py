@@ -28,6 +28,8 @@ from trainmover.schemas.events import (
     WorkerRegistered,
     WorkerStarted,
 )
+from trainmover.telemetry.spans import SILENT
+from trainmover.telemetry.stream import StreamTracer
 
 E = TypeVar("E", bound=Event)
 
@@ -128,7 +130,9 @@ class Site:
             num_standbys=0,
             log_dir=directory / "logs",
         )
-        self.agent = Agent(settings, self.bus, Roster("m", size), self.shown)
+        self.agent = Agent(
+            settings, self.bus, Roster("m", size), StreamTracer(SILENT, "m"), self.shown
+        )
 
     async def first(self, model: type[E], where: Callable[[E], bool] = bool) -> E:
         """The first event of a type; waits for it."""

@@ -19,6 +19,8 @@ from trainmover.schemas.events import JobFailed, MigrationCompleted
 from trainmover.schemas.recorded import Recorded
 from trainmover.services import process, shell
 from trainmover.services.contract import Ask, Inputs, Output, Service
+from trainmover.telemetry.spans import SILENT
+from trainmover.telemetry.stream import StreamTracer
 
 SECRET = "5ec2e7"
 
@@ -38,6 +40,10 @@ async def connected(server: EmbeddedServer) -> JobBus:
 
 def migrations(recorded: Sequence[Recorded]) -> list[int]:
     return [r.event.generation for r in recorded if isinstance(r.event, MigrationCompleted)]
+
+
+def silent() -> StreamTracer:
+    return StreamTracer(SILENT, "toy")
 
 
 def counting(last: int) -> Service[int]:
@@ -73,7 +79,9 @@ async def test_two_copies_decide_each_thing_once_while_the_bus_is_killed_and_res
     stop, recorded, kills = asyncio.Event(), list[Recorded](), 0
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         for bus in copies:
-            tasks.create_task(shell.run(counting(40), bus, stop=stop, tick_s=0.02, linger_s=60))
+            tasks.create_task(
+                shell.run(counting(40), bus, silent(), stop=stop, tick_s=0.02, linger_s=60)
+            )
         async for item in reader.follow():
             recorded.append(item)
             if isinstance(item.event, JobFailed):

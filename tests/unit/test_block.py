@@ -12,9 +12,9 @@ from tests.unit.one_rank import OneRank, Said, decided, perform
 from tests.unit.training_script import Script, at, breaking, recovering, training
 
 from trainmover.runtime.aborts import StepAborted
-from trainmover.runtime.block import Step
 from trainmover.runtime.context import Context
 from trainmover.runtime.recovery import Retired
+from trainmover.runtime.step import Step
 from trainmover.runtime.topology import ring_edges
 from trainmover.schemas.commands import Retire
 from trainmover.schemas.events import StepAborted as StepAbortedEvent

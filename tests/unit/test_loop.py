@@ -12,10 +12,11 @@ from tests.unit.one_rank import OneRank
 from tests.unit.training_script import Script, at, training
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainmover.runtime.block import Step
 from trainmover.runtime.commit import Phase
 from trainmover.runtime.context import Context
+from trainmover.runtime.performance import Performance
 from trainmover.runtime.recovery import Rerun, Retired
+from trainmover.runtime.step import Step
 from trainmover.schemas.events import RankReady, StandbyWarmed
 
 pytestmark = [
@@ -147,6 +148,7 @@ def test_a_standby_warms_up_with_one_update_says_so_and_parks(one: OneRank) -> N
                 assert step.shadow
                 assert ctx.shadow
                 script.backward()
+                assert isinstance(ctx._run, Performance)
                 if ctx._run.let_update:
                     one.retire()
                 script.update()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from trainmover.runtime import commit
+from trainmover.runtime.attempt import Attempt
 from trainmover.runtime.commit import Phase, Position
-from trainmover.runtime.seat import Orders, Seat
-from trainmover.schemas.commands import Collect, Decided, Resume, Stage
+from trainmover.runtime.seat import Orders, Role, Seat
+from trainmover.schemas.commands import Collect, Decided, Resume, Retire, Stage
 from trainmover.schemas.layout import Layout
 
 
@@ -82,3 +83,40 @@ def test_what_was_reached_is_said_with_its_time_and_forgotten_by_the_next_incide
     running.collect(Collect(generation=4, assignment="y", incident="g4"), lambda generation: None)
     assert list(running.answer().reached) == ["collected"]
     assert running.incident == "g4"
+
+
+def collect(seat: Seat, generation: int, incident: str) -> None:
+    command = Collect(generation=generation, assignment=str(generation), incident=incident)
+    seat.collect(command, lambda _: None)
+
+
+def test_an_attempt_is_told_when_it_is_superseded_and_when_its_first_step_is_committed(
+    running: Seat,
+) -> None:
+    told = list[Attempt]()
+    running.over = told.append
+    running.role = Role(rank=1, layout=Layout.parse("dp=3"), generation=1)
+    collect(running, 3, "g3")
+    collect(running, 3, "g3")  # asked again
+    assert told == []
+    collect(running, 4, "g3")
+    assert [(a.generation, list(a.reached)) for a in told] == [(3, ["collected"])]
+    assert told[0].error == "superseded by generation 4"
+    running.order(Resume(generation=4, target=4))
+    running.position = Position(generation=4, phase=Phase.COMPUTING, committed=5, promised=4)
+    running.reach(Stage.RESUMED, 4)
+    running.move(lambda p: replace(p, committed=6))
+    running.retire(Retire(reason="the job is over"))
+    assert [(a.incident, a.generation, a.rank, a.error) for a in told[1:]] == [("g3", 4, 1, "")]
+    assert list(told[1].reached)[-1] == "first_step"
+    assert running.incident == ""
+
+
+def test_an_attempt_that_the_end_of_the_job_cuts_short_says_so(running: Seat) -> None:
+    told = list[Attempt]()
+    running.over = told.append
+    running.retire(Retire(reason="none is under way"))
+    assert told == []
+    collect(running, 3, "g3")
+    running.retire(Retire(reason="the job is over"))
+    assert [(a.rank, a.error) for a in told] == [(None, "the job is over")]

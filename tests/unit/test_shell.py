@@ -27,6 +27,12 @@ from trainmover.schemas.member import Member
 from trainmover.schemas.recorded import Recorded
 from trainmover.services import shell
 from trainmover.services.contract import Ask, Inputs, Output, Service
+from trainmover.telemetry.spans import SILENT
+from trainmover.telemetry.stream import StreamTracer
+
+
+def silent() -> StreamTracer:
+    return StreamTracer(SILENT, "toy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,9 @@ class House:
             for decide in decides:
                 service = Service("toy", Seen(), remember, decide)
                 tasks.create_task(
-                    shell.run(service, self.connect(), stop=stop, tick_s=0.01, linger_s=linger_s)
+                    shell.run(
+                        service, self.connect(), silent(), stop=stop, tick_s=0.01, linger_s=linger_s
+                    )
                 )
             yield
             stop.set()
@@ -333,7 +341,9 @@ async def test_after_the_end_of_the_job_it_lingers_and_ends(house: House) -> Non
 
     service = Service("toy", Seen(), remember, decide)
     async with asyncio.timeout(5):
-        await shell.run(service, house.bus, stop=asyncio.Event(), tick_s=0.01, linger_s=0.05)
+        await shell.run(
+            service, house.bus, silent(), stop=asyncio.Event(), tick_s=0.01, linger_s=0.05
+        )
     assert calls >= 3
 
 
@@ -353,7 +363,9 @@ async def test_an_exception_in_a_pure_function_ends_the_service_and_names_the_pl
 
     async with asyncio.timeout(5):
         with pytest.raises(shell.ServiceBug, match=rf"toy: {where} failed .*1"):
-            await shell.run(Service("toy", Seen(), evolve, decide), house.bus, stop=asyncio.Event())
+            await shell.run(
+                Service("toy", Seen(), evolve, decide), house.bus, silent(), stop=asyncio.Event()
+            )
 
 
 async def test_a_decision_of_another_run_is_a_bug_that_ends_the_service(house: House) -> None:
@@ -363,5 +375,8 @@ async def test_a_decision_of_another_run_is_a_bug_that_ends_the_service(house: H
     async with asyncio.timeout(5):
         with pytest.raises(ValueError, match="run other"):
             await shell.run(
-                Service("toy", Seen(), remember, decide), house.bus, stop=asyncio.Event()
+                Service("toy", Seen(), remember, decide),
+                house.bus,
+                silent(),
+                stop=asyncio.Event(),
             )

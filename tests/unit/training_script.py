@@ -7,8 +7,8 @@ from tests.unit.one_rank import OneRank
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainmover.runtime.block import Step
 from trainmover.runtime.context import Context
+from trainmover.runtime.step import Step
 
 Do = Callable[[Step, "Script"], None]
 

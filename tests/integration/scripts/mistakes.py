@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
-from trainmover.runtime.block import Step
+from trainmover.runtime.step import Step
 
 AT = 2  # the step in which mistakes inside the loop are made
 
