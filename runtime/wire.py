@@ -40,6 +40,8 @@ class Kind(IntEnum):
     EXTRAS = 4
     EXTRAS_ACK = 5
     MARKER = 6
+    SHARED = 7
+    """DATA whose payload lies in memory that both ends map (shm.py); nothing follows."""
 
 
 class Op(IntEnum):
@@ -72,9 +74,10 @@ class Header(NamedTuple):
     total: int
     """Bytes of the whole message or collective that the frame belongs to."""
 
-    def pack(self) -> bytes:
-        """The header as HEADER_BYTES bytes."""
-        return _HEADER.pack(*self)
+    def pack(self, kind: Kind | None = None) -> bytes:
+        """The header as HEADER_BYTES bytes, of another `kind` if one is given."""
+        payload, generation, step, seq, own, op, total = self
+        return _HEADER.pack(payload, generation, step, seq, kind or own, op, total)
 
 
 def unpack_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
@@ -90,7 +93,8 @@ def unpack_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> He
         raise WireError(
             f"expected a known frame kind and op, got {error}: close the link"
         ) from None
-    if total < payload or (header.kind is not Kind.DATA and total > CONTROL_BYTES):
+    bulk = header.kind in (Kind.DATA, Kind.SHARED)
+    if total < payload or (not bulk and total > CONTROL_BYTES):
         raise WireError(
             f"expected a message of {payload} to {CONTROL_BYTES} bytes, got {header.kind.name} "
             f"of {total}: close the link"
