@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainmover.runtime.fence import Fence
 from trainmover.runtime.link import Link
+from trainmover.runtime.shm import MIN_BYTES
 from trainmover.runtime.wire import FRAME_BYTES, HEADER_BYTES, Header, Kind, Op
 
 frame_hook: Callable[[str, int], None] | None = None
@@ -60,10 +61,11 @@ class Outgoing:
             if self.blocked:
                 gone = self.link.flush(self._call.generation, piece)
             else:
-                size = min(FRAME_BYTES, self.limit - self._sent)
+                room = 0 if piece else self.link.room_shared
+                size = min(room or FRAME_BYTES, self.limit - self._sent)
                 if size <= 0 or (size < FRAME_BYTES and self.limit < len(self._view)):
                     return progressed
-                gone = self._start(size, piece)
+                gone = self._start(size, piece, shared=room > 0 and size >= MIN_BYTES)
             if piece is not None and frame_hook is not None:
                 frame_hook(self.link.channel, self._frame_bytes - self.link.unsent_bytes)
             self.blocked = not gone
@@ -71,12 +73,15 @@ class Outgoing:
                 return progressed
             progressed = True
 
-    def _start(self, size: int, piece: int | None) -> bool:
+    def _start(self, size: int, piece: int | None, *, shared: bool) -> bool:
         call = self._call
-        head = Header(size, call.generation, call.tag, call.seq, Kind.DATA, call.op, self._total)
+        kind = Kind.SHARED if shared else Kind.DATA
+        head = Header(size, call.generation, call.tag, call.seq, kind, call.op, self._total)
         body = self._view[self._sent : self._sent + size]
         self._sent += size
         self._frame_bytes = HEADER_BYTES + size
+        if shared:
+            return self.link.share(call.generation, head, body)
         return self.link.push(call.generation, head, body, piece)
 
 
@@ -156,10 +161,10 @@ class Incoming:
 
     def _check(self, header: Header) -> None:
         call = self._call
-        size = min(FRAME_BYTES, self._size - self.complete)
-        expected = (call.op, call.seq, call.tag, self._total, size)
-        came = (header.op, header.seq, header.step, header.total, header.payload)
-        if came != expected or header.kind not in (Kind.DATA, Kind.SHARED):
+        expected = (call.op, call.seq, call.tag, self._total)
+        came = (header.op, header.seq, header.step, header.total)
+        fits = 0 < header.payload <= self._size - self.complete
+        if came != expected or not fits or header.kind not in (Kind.DATA, Kind.SHARED):
             raise CollectiveMismatch(
                 f"group {call.group}: expected {call.op.name} number {call.seq} (tag {call.tag}) "
                 f"of {self._total} bytes, but rank {self.link.peer_rank} is in {header.op.name} "

@@ -12,9 +12,10 @@ from collections import deque
 from contextlib import suppress
 
 from trainmover.runtime.fence import Fence
-from trainmover.runtime.shm import MIN_BYTES, Memory, Ring
+from trainmover.runtime.shm import Memory, Ring
 from trainmover.runtime.wire import (
     HEADER_BYTES,
+    SHARED_BYTES,
     Header,
     Kind,
     Op,
@@ -123,17 +124,24 @@ class Link:
         """Start to send one frame; True when all of it is gone. The one before must be."""
         with self.lock:
             self._fence.check(generation)
-            if (
-                self._memory is not None
-                and len(body) >= MIN_BYTES
-                and at_most is None
-                and self._memory.out.put(body)
-            ):
-                head, body = header.pack(Kind.SHARED), _NOTHING
-            else:
-                head = header.pack()
-            self._head, self._body = memoryview(head), body
+            self._head, self._body = memoryview(header.pack()), body
             return self._flush(at_most)
+
+    def share(self, generation: int, header: Header, body: memoryview) -> bool:
+        """`push` with the payload in shared memory; `room_shared` says how much there is."""
+        with self.lock:
+            self._fence.check(generation)
+            assert self._memory is not None
+            self._memory.out.put(body)
+            self._head, self._body = memoryview(header.pack()), _NOTHING
+            return self._flush(None)
+
+    @property
+    def room_shared(self) -> int:
+        """Bytes that the next payload in shared memory may have; 0 when there is no room now."""
+        if self._memory is None or self._memory.out.full:
+            return 0
+        return SHARED_BYTES
 
     def flush(self, generation: int, at_most: int | None = None) -> bool:
         """Go on sending, `at_most` so many bytes; True when nothing is left to send."""

@@ -10,15 +10,15 @@ import mmap
 import os
 import struct
 
-from trainmover.runtime.wire import FRAME_BYTES
+from trainmover.runtime.wire import SHARED_BYTES
 
-SLOTS = 8
+SLOTS = 4
 """Frames on their way at most; 1 MiB a direction stays in the cache of a core."""
 MIN_BYTES = 16 * 1024
 """A smaller payload rides with its header in one system call."""
 _PAGE = mmap.PAGESIZE
 _COUNT = struct.Struct("=Q")
-_RING_BYTES = _PAGE + SLOTS * FRAME_BYTES
+_RING_BYTES = _PAGE + SLOTS * SHARED_BYTES
 MEMORY_BYTES = 2 * _RING_BYTES
 """Of one link, both directions; pages that were never written take no memory."""
 
@@ -41,19 +41,21 @@ class Ring:
         self._count = memoryview(memory)[at : at + _COUNT.size]
         first = at + _PAGE
         self._slots = [
-            memoryview(memory)[first + i * FRAME_BYTES : first + (i + 1) * FRAME_BYTES]
+            memoryview(memory)[first + i * SHARED_BYTES : first + (i + 1) * SHARED_BYTES]
             for i in range(SLOTS)
         ]
         self._written = self._freed = 0
 
-    def put(self, payload: memoryview) -> bool:
-        """Copy a payload into the next slot; False when the reader has none free."""
+    @property
+    def full(self) -> bool:
+        """Whether the reader has not freed any slot yet."""
         (freed,) = _COUNT.unpack(self._count)
-        if self._written - freed >= SLOTS:
-            return False
+        return bool(self._written - freed >= SLOTS)
+
+    def put(self, payload: memoryview) -> None:
+        """Copy a payload into the next slot; the ring is not `full`."""
         self._slots[self._written % SLOTS][: len(payload)] = payload
         self._written += 1
-        return True
 
     def oldest(self) -> memoryview:
         """The slot that the next header is about."""

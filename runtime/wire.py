@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 MAGIC = b"TMV1"
 FRAME_BYTES = 256 * 1024
 """Payload of one frame at most: what a reader has to drain after an abort stays short."""
+SHARED_BYTES = 512 * 1024
+"""Payload of a frame in shared memory at most: nothing of it is drained, and each costs Python."""
 CONTROL_BYTES = 8 * 1024 * 1024
 """A control message at most; one over `FRAME_BYTES` travels in several frames."""
 GREETING_BYTES = 4096
@@ -74,16 +76,15 @@ class Header(NamedTuple):
     total: int
     """Bytes of the whole message or collective that the frame belongs to."""
 
-    def pack(self, kind: Kind | None = None) -> bytes:
-        """The header as HEADER_BYTES bytes, of another `kind` if one is given."""
-        payload, generation, step, seq, own, op, total = self
-        return _HEADER.pack(payload, generation, step, seq, kind or own, op, total)
+    def pack(self) -> bytes:
+        """The header as HEADER_BYTES bytes."""
+        return _HEADER.pack(*self)
 
 
 def unpack_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
     """Read a header at `offset`; raises WireError for what no honest peer sends."""
     payload, generation, step, seq, kind, op, total = _HEADER.unpack_from(buffer, offset)
-    if payload > FRAME_BYTES:
+    if payload > (SHARED_BYTES if kind == Kind.SHARED else FRAME_BYTES):
         raise WireError(
             f"expected a frame of at most {FRAME_BYTES} bytes, got {payload}: close the link"
         )
