@@ -193,9 +193,11 @@ def _reduce_ring(
     for step in range(ring.size - 1):
         mine, target = own[(ring.rank - 2 - step) % ring.size], arriving[step]
 
-        def apply(offset: int, length: int, mine: Tensor = mine, target: Tensor = target) -> None:
-            part = slice(offset // mine.itemsize, (offset + length) // mine.itemsize)
-            combine(scratch[:length].view(dtype), mine[part], target[part])
+        def apply(
+            offset: int, payload: memoryview, mine: Tensor = mine, target: Tensor = target
+        ) -> None:
+            part = slice(offset // mine.itemsize, (offset + len(payload)) // mine.itemsize)
+            combine(torch.frombuffer(payload, dtype=dtype), mine[part], target[part])
 
         out = Outgoing(call, ring.next, raw(sending), total) if sending.numel() else None
         into = None

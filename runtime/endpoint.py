@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from trainmover.runtime import wire
+from trainmover.runtime import shm, wire
 from trainmover.runtime.link import close_in_children
+from trainmover.runtime.shm import Memory
 
 _HANDSHAKE_S = 5.0
 _HANDSHAKES = 64  # at the same time; more are turned away, so that strangers cost us little
@@ -30,6 +31,8 @@ class Connection:
     peer: str
     channel: str
     generation: int
+    memory: Memory | None = None
+    """Shared with the peer, if it is on this machine and the dialer wanted it."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -86,8 +89,12 @@ class Endpoint:
         channel: str,
         generation: int,
         deadline_s: float,
+        *,
+        share_memory: bool = False,
     ) -> Connection:
         """Connect to worker `peer`, by Unix socket where its path exists, else by TCP.
+
+        With `share_memory` a connection by Unix socket brings memory that both ends map.
 
         Blocks for `deadline_s` seconds at most (per address tried). Raises ConnectionError with
         the reason of each address, wire.Refused when the peer turns us away.
@@ -101,8 +108,8 @@ class Endpoint:
                 failures.append(f"{address}: {error}")
                 continue
             try:
-                self._introduce(sock, peer, channel, generation, deadline)
-                return _ready(Connection(sock, peer, channel, generation))
+                memory = self._introduce(sock, peer, channel, generation, deadline, share_memory)
+                return _ready(Connection(sock, peer, channel, generation, memory))
             except (OSError, wire.WireError) as error:
                 sock.close()
                 failures.append(f"{address}: {error}")
@@ -205,8 +212,14 @@ class Endpoint:
                 each.close()
 
     def _introduce(
-        self, sock: socket.socket, peer: str, channel: str, generation: int, deadline: float
-    ) -> None:
+        self,
+        sock: socket.socket,
+        peer: str,
+        channel: str,
+        generation: int,
+        deadline: float,
+        share_memory: bool,
+    ) -> Memory | None:
         hello = wire.Hello(
             job=self.job,
             worker=self.worker,
@@ -223,8 +236,20 @@ class Endpoint:
         ):
             _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
         proof = wire.proof(self._secret, "dialer", hello, welcome.worker, welcome.nonce)
-        _send(sock, wire.encode_greeting(wire.Answer(proof=proof)), deadline)
+        memory = None
+        if share_memory and sock.family == socket.AF_UNIX:
+            fd = shm.create()
+            sock.settimeout(_left_s(deadline))
+            try:
+                socket.send_fds(sock, [wire.encode_greeting(wire.Answer(proof=proof))], [fd])
+            except OSError:
+                os.close(fd)
+                raise
+            memory = Memory(fd, dialer=True)
+        else:
+            _send(sock, wire.encode_greeting(wire.Answer(proof=proof)), deadline)
         _receive(sock, wire.Verdict, deadline)
+        return memory
 
     def _authenticate(self, sock: socket.socket, deadline: float) -> Connection:
         try:
@@ -237,11 +262,17 @@ class Endpoint:
         proof = wire.proof(self._secret, "acceptor", hello, self.worker, nonce)
         welcome = wire.Welcome(worker=self.worker, nonce=nonce, proof=proof)
         _send(sock, wire.encode_greeting(welcome), deadline)
-        given = _receive(sock, wire.Answer, deadline).proof
-        if not wire.proven(self._secret, "dialer", hello, self.worker, nonce, given):
-            _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
+        fds: list[int] = []
+        try:
+            given = _receive(sock, wire.Answer, deadline, fds).proof
+            if not wire.proven(self._secret, "dialer", hello, self.worker, nonce, given):
+                _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
+            memory = Memory(fds.pop(), dialer=False) if fds else None
+        finally:
+            for fd in fds:
+                os.close(fd)
         _send(sock, wire.encode_greeting(wire.Verdict(accepted=True)), deadline)
-        return _ready(Connection(sock, hello.worker, hello.channel, hello.generation))
+        return _ready(Connection(sock, hello.worker, hello.channel, hello.generation, memory))
 
 
 def _listen_unix(path: Path) -> socket.socket:
@@ -309,16 +340,28 @@ def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
     sock.sendall(data)
 
 
-def _receive(sock: socket.socket, expected: type[wire.MessageT], deadline: float) -> wire.MessageT:
-    length = wire.greeting_length(_exactly(sock, wire.PRELUDE_BYTES, deadline))
+def _receive(
+    sock: socket.socket,
+    expected: type[wire.MessageT],
+    deadline: float,
+    fds: list[int] | None = None,
+) -> wire.MessageT:
+    """A greeting; descriptors that come with it are appended to `fds`, if that is given."""
+    length = wire.greeting_length(_exactly(sock, wire.PRELUDE_BYTES, deadline, fds))
     return wire.decode_greeting(_exactly(sock, length, deadline), expected)
 
 
-def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
+def _exactly(
+    sock: socket.socket, size: int, deadline: float, fds: list[int] | None = None
+) -> bytes:
     data = b""
     while len(data) < size:
         sock.settimeout(_left_s(deadline))
-        piece = sock.recv(size - len(data))
+        if fds is not None and sock.family == socket.AF_UNIX:
+            piece, came, _, _ = socket.recv_fds(sock, size - len(data), 1)
+            fds += came
+        else:
+            piece = sock.recv(size - len(data))
         if not piece:
             raise ConnectionError("the other side closed the connection within the handshake")
         data += piece

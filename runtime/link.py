@@ -12,8 +12,10 @@ from collections import deque
 from contextlib import suppress
 
 from trainmover.runtime.fence import Fence
+from trainmover.runtime.shm import Memory, Ring
 from trainmover.runtime.wire import (
     HEADER_BYTES,
+    SHARED_BYTES,
     Header,
     Kind,
     Op,
@@ -70,7 +72,9 @@ class Link:
         channel: str,
         generation: int,
         fence: Fence,
+        memory: Memory | None = None,
     ) -> None:
+        """`memory`: shared with a peer on this machine, for payloads of DATA frames."""
         sock.setblocking(False)
         close_in_children(sock)
         self.sock = sock
@@ -81,7 +85,7 @@ class Link:
         self.lock = threading.Lock()
         self.fault: str | None = None
         """Why the connection is of no use any more."""
-        self._fence = fence
+        self._fence, self._memory = fence, memory
         self._head, self._body = _NOTHING, _NOTHING  # what is left of the frame being sent
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._buffer = bytearray(_READ_BYTES)  # received and not yet looked at: [_low, _high)
@@ -115,13 +119,29 @@ class Link:
     # Sending
 
     def push(
-        self, generation: int, header: bytes, body: memoryview, at_most: int | None = None
+        self, generation: int, header: Header, body: memoryview, at_most: int | None = None
     ) -> bool:
         """Start to send one frame; True when all of it is gone. The one before must be."""
         with self.lock:
             self._fence.check(generation)
-            self._head, self._body = memoryview(header), body
+            self._head, self._body = memoryview(header.pack()), body
             return self._flush(at_most)
+
+    def share(self, generation: int, header: Header, body: memoryview) -> bool:
+        """`push` with the payload in shared memory; `room_shared` says how much there is."""
+        with self.lock:
+            self._fence.check(generation)
+            assert self._memory is not None
+            self._memory.out.put(body)
+            self._head, self._body = memoryview(header.pack()), _NOTHING
+            return self._flush(None)
+
+    @property
+    def room_shared(self) -> int:
+        """Bytes that the next payload in shared memory may have; 0 when there is no room now."""
+        if self._memory is None or self._memory.out.full:
+            return 0
+        return SHARED_BYTES
 
     def flush(self, generation: int, at_most: int | None = None) -> bool:
         """Go on sending, `at_most` so many bytes; True when nothing is left to send."""
@@ -181,6 +201,17 @@ class Link:
             self._fence.check(generation)
             return self._take(view)
 
+    def shared(self) -> memoryview | None:
+        """The whole payload of the current frame where it lies in shared memory. Lock held."""
+        if self._frame is None or self._frame.kind is not Kind.SHARED:
+            return None
+        return self._incoming().oldest()[: self._frame.payload]
+
+    def used(self) -> None:
+        """`shared` was read to its end: the current frame is over. Lock held."""
+        self._incoming().free()
+        self._left, self._frame = 0, None
+
     def message(self, generation: int) -> tuple[Header, bytes] | None:
         """The next complete control message; None while it is not here."""
         with self.lock:
@@ -239,6 +270,13 @@ class Link:
 
     def _take(self, view: memoryview) -> int:
         want = min(len(view), self._left)
+        if (payload := self.shared()) is not None:
+            at = len(payload) - self._left
+            view[:want] = payload[at : at + want]
+            self._left -= want
+            if not self._left:
+                self.used()
+            return want
         buffered = min(want, self._high - self._low)
         if buffered:
             view[:buffered] = self._buffer[self._low : self._low + buffered]
@@ -296,6 +334,11 @@ class Link:
                 self._take(_NOTHING)
                 self._marked_generation = self.generation
             return sent
+
+    def _incoming(self) -> Ring:
+        if self._memory is None:
+            raise self.broken("a payload in shared memory, where there is none")
+        return self._memory.into
 
     def _open_socket(self) -> socket.socket:
         if self.fault is not None:

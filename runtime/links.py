@@ -30,14 +30,14 @@ class Links:
             port_range=(int(first), int(last)) if env.port_range else None,
         )
         self.data_fence, self.control_fence = Fence(), Fence()
-        self.data = Mesh(self.endpoint, self.data_fence)
+        self.data = Mesh(self.endpoint, self.data_fence, share_memory=True)
         self.control = Mesh(self.endpoint, self.control_fence)
 
     def renew(self, placement: tuple[str, ...]) -> None:
         """`train` is about to run for another role: nothing of the last one's groups stays."""
         self.data.close()
         self.control.close()
-        self.data = Mesh(self.endpoint, self.data_fence)
+        self.data = Mesh(self.endpoint, self.data_fence, share_memory=True)
         self.control = Mesh(self.endpoint, self.control_fence)
         self.control.register(CHANNEL, control_edges(placement))
 

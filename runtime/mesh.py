@@ -35,12 +35,14 @@ class Mesh:
     registered channels exist after `switch` or `connect`; direct pairs after `pair`.
     """
 
-    def __init__(self, endpoint: Endpoint, fence: Fence) -> None:
+    def __init__(self, endpoint: Endpoint, fence: Fence, *, share_memory: bool = False) -> None:
+        """`share_memory`: links within a machine carry large payloads in memory (shm.py)."""
         self.generation = 0
         self.rank = -1
         self.pairs_opened = 0
         """Direct pairs made so far; they are no part of `Counters`."""
         self._endpoint, self._fence = endpoint, fence
+        self._share_memory = share_memory
         self._channels: dict[str, frozenset[Edge]] = {}
         self._links: dict[Place, Link] = {}
         self._pairs: dict[Place, Link] = {}
@@ -168,7 +170,7 @@ class Mesh:
             addresses = self._addresses[worker]
         if dialer(self.rank, peer, ()) == self.rank:
             left_s = deadline - time.monotonic()
-            return self._endpoint.dial(addresses, worker, channel, generation, left_s)
+            return self._dial(addresses, worker, channel, generation, left_s)
         while True:
             self._fence.check(generation)
             left_s = deadline - time.monotonic()
@@ -177,6 +179,18 @@ class Mesh:
             except TimeoutError:
                 if left_s < _SLICE_S:
                     raise
+
+    def _dial(
+        self,
+        addresses: tuple[str, ...],
+        worker: str,
+        channel: str,
+        generation: int,
+        deadline_s: float,
+    ) -> Connection:
+        return self._endpoint.dial(
+            addresses, worker, channel, generation, deadline_s, share_memory=self._share_memory
+        )
 
     def close(self) -> None:
         """Close every link."""
@@ -214,7 +228,15 @@ class Mesh:
     def _install(self, place: Place, connection: Connection) -> Link:
         channel, peer = place
         generation = connection.generation
-        link = Link(connection.sock, peer, connection.peer, channel, generation, self._fence)
+        link = Link(
+            connection.sock,
+            peer,
+            connection.peer,
+            channel,
+            generation,
+            self._fence,
+            connection.memory,
+        )
         table = self._pairs if channel.endswith(_PAIRS) else self._links
         replaced = table.pop(place, None)
         if replaced is not None:
@@ -273,7 +295,7 @@ class _Opening:
                 # also for a kept link: a new connection says that the peer's end broke
                 connection = endpoint.take(worker, channel, self._generation)
             elif place in self._missing:
-                connection = endpoint.dial(
+                connection = self._mesh._dial(
                     self._mesh._addresses[worker], worker, channel, self._generation, self._left_s()
                 )
             else:

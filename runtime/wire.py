@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 MAGIC = b"TMV1"
 FRAME_BYTES = 256 * 1024
 """Payload of one frame at most: what a reader has to drain after an abort stays short."""
+SHARED_BYTES = 512 * 1024
+"""Payload of a frame in shared memory at most: nothing of it is drained, and each costs Python."""
 CONTROL_BYTES = 8 * 1024 * 1024
 """A control message at most; one over `FRAME_BYTES` travels in several frames."""
 GREETING_BYTES = 4096
@@ -40,6 +42,8 @@ class Kind(IntEnum):
     EXTRAS = 4
     EXTRAS_ACK = 5
     MARKER = 6
+    SHARED = 7
+    """DATA whose payload lies in memory that both ends map (shm.py); nothing follows."""
 
 
 class Op(IntEnum):
@@ -80,7 +84,7 @@ class Header(NamedTuple):
 def unpack_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Header:
     """Read a header at `offset`; raises WireError for what no honest peer sends."""
     payload, generation, step, seq, kind, op, total = _HEADER.unpack_from(buffer, offset)
-    if payload > FRAME_BYTES:
+    if payload > (SHARED_BYTES if kind == Kind.SHARED else FRAME_BYTES):
         raise WireError(
             f"expected a frame of at most {FRAME_BYTES} bytes, got {payload}: close the link"
         )
@@ -90,7 +94,8 @@ def unpack_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> He
         raise WireError(
             f"expected a known frame kind and op, got {error}: close the link"
         ) from None
-    if total < payload or (header.kind is not Kind.DATA and total > CONTROL_BYTES):
+    bulk = header.kind in (Kind.DATA, Kind.SHARED)
+    if total < payload or (not bulk and total > CONTROL_BYTES):
         raise WireError(
             f"expected a message of {payload} to {CONTROL_BYTES} bytes, got {header.kind.name} "
             f"of {total}: close the link"

@@ -53,6 +53,25 @@ def test_two_workers_of_one_job_get_connected(make: Make, kind: str) -> None:
         connection.close()
 
 
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_memory_is_shared_where_the_dialer_wants_it_and_the_peer_is_near(
+    make: Make, kind: str
+) -> None:
+    a, b = make("a"), make("b")
+    addresses = tuple(x for x in b.addresses if x.startswith(kind))
+    dialed = a.dial(addresses, "b", "0-1#0", 7, 2, share_memory=True)
+    accepted = b.accept("a", "0-1#0", 7, 2)
+    if kind == "tcp":
+        assert dialed.memory is accepted.memory is None
+    else:
+        assert dialed.memory is not None
+        assert accepted.memory is not None
+        dialed.memory.out.put(memoryview(b"hello"))
+        assert bytes(accepted.memory.into.oldest()[:5]) == b"hello"
+    for connection in (dialed, accepted):
+        connection.close()
+
+
 def test_the_unix_socket_is_preferred_and_tcp_taken_where_its_path_is_missing(make: Make) -> None:
     a, b = make("a"), make("b")
     for addresses, family in (

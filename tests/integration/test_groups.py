@@ -40,7 +40,7 @@ class Node:
         self.worker, self.rank, self.size, self.pipe = worker, rank, size, pipe
         self.endpoint = Endpoint("job", worker, "m0", b"secret", directory)
         self.fence = Fence()
-        self.mesh = Mesh(self.endpoint, self.fence)
+        self.mesh = Mesh(self.endpoint, self.fence, share_memory=True)
         self.admission = Admission()
         self.assignment: Mapping[int, str] = {}
         self.counters = Counters(0, 0, 0)

@@ -11,7 +11,7 @@ import pytest
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
 from trainmover.runtime.pump import pump
-from trainmover.runtime.wire import Header, Kind, Op, unpack_header
+from trainmover.runtime.wire import HEADER_BYTES, Header, Kind, Op, unpack_header
 
 
 @pytest.fixture
@@ -97,18 +97,18 @@ def test_a_frame_half_sent_is_completed_with_zeros_before_the_marker(
 ) -> None:
     link = link_to(far, fence)
     body = memoryview(b"y" * 200_000)
-    header = Header(len(body), 5, 0, 1, Kind.DATA, Op.NONE, len(body)).pack()
-    assert not link.push(5, header, body, at_most=len(header))
+    header = Header(len(body), 5, 0, 1, Kind.DATA, Op.NONE, len(body))
+    assert not link.push(5, header, body, at_most=HEADER_BYTES)
     link.flush(5, at_most=1000)
     fence.revoke(5, "test")
     link.renew(6, marker=True)
     received = bytearray()
-    while len(received) < 2 * len(header) + len(body):
+    while len(received) < 2 * HEADER_BYTES + len(body):
         link.renewed()
         received += far.recv(1 << 16)
-    sent = bytes(received[len(header) : len(header) + len(body)])
+    sent = bytes(received[HEADER_BYTES : HEADER_BYTES + len(body)])
     assert sent == b"y" * 1000 + bytes(len(body) - 1000)
-    assert unpack_header(received, len(header) + len(body)).kind is Kind.MARKER
+    assert unpack_header(received, HEADER_BYTES + len(body)).kind is Kind.MARKER
 
 
 def test_an_eof_breaks_the_link_and_names_the_peer(far: socket.socket, fence: Fence) -> None:
@@ -117,7 +117,7 @@ def test_an_eof_breaks_the_link_and_names_the_peer(far: socket.socket, fence: Fe
     with pytest.raises(LinkBroken, match=r"rank 1 \(w1\) in channel 0-1#0"):
         link.header(5)
     with pytest.raises(LinkBroken):
-        link.push(5, b"head", memoryview(b"body"))
+        link.push(5, Header(4, 5, 0, 1, Kind.DATA, Op.NONE, 4), memoryview(b"body"))
 
 
 def test_bytes_that_are_no_frame_break_the_link(far: socket.socket, fence: Fence) -> None:
