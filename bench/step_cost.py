@@ -3,8 +3,9 @@
     trainmover run --nproc-per-node 2 --standbys 0 bench/step_cost.py
 
 Rank 0 prints the medians over the steps after the first 50, with their 95 % bootstrap intervals,
-in microseconds of CPU time of the training thread. A bare `thread_time()` pair stands beside
-them, the A/A row. Target (docs/protocol.md): under 500 us a step and rank.
+in microseconds of CPU time of the training thread: of the whole in even steps, of its parts in odd
+ones. A bare `thread_time()` pair stands beside them, the A/A row, which is in every other row too.
+Target (docs/protocol.md): under 500 us a step and rank.
 """
 
 import json
@@ -21,19 +22,29 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
+from trainmover.runtime.block import Block
 from trainmover.runtime.performance import Performance
-from trainmover.runtime.step import Step
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
 
 STEPS, SKIPPED = 400, 50
+WHOLE, PARTS = 0, 1
+"""What is timed in even steps, and in odd ones: timing the parts would add to the whole."""
 SPENT: dict[str, list[float]] = defaultdict(list)
 
 
-def timed(owner: type, name: str, label: str) -> None:
+class Now:
+    """The step that is open."""
+
+    step = 0
+
+
+def timed(owner: type, name: str, label: str, turn: int = PARTS) -> None:
     plain: Callable[..., Any] = getattr(owner, name)
 
     def measured(*args: Any, **kwargs: Any) -> Any:
+        if Now.step % 2 != turn:
+            return plain(*args, **kwargs)
         started = time.thread_time()
         try:
             return plain(*args, **kwargs)
@@ -59,6 +70,7 @@ def train(ctx: trainmover.Context) -> None:
     data = ctx.batches(DataLoader(TensorDataset(torch.randn(512, 64)), 8, shuffle=True))
     ctx.track(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in ctx.steps(STEPS):
+        Now.step = step.number
         with step:
             (x,) = next(data)
             loss = model(x).square().mean()
@@ -74,7 +86,7 @@ def train(ctx: trainmover.Context) -> None:
 
 
 def show() -> None:
-    rows = {k: interval(v[-(STEPS - SKIPPED) :]) for k, v in SPENT.items()}
+    rows = {k: interval(v[SKIPPED // 2 :]) for k, v in SPENT.items()}
     for label, (median, low, high) in rows.items():
         print(f"{label:<40} {median:8.1f} us  [{low:.1f}, {high:.1f}]")
     total = rows["opening (with late extras)"][0] + rows["gate: extras and vote"][0]
@@ -84,9 +96,9 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    timed(Step, "__enter__", "opening (with late extras)")
-    timed(Step, "_vote", "gate: extras and vote")
-    timed(Step, "__exit__", "end of block")
+    timed(Block, "__enter__", "opening (with late extras)", WHOLE)
+    timed(Block, "_vote", "gate: extras and vote", WHOLE)
+    timed(Block, "__exit__", "end of block", WHOLE)
     timed(Tracked, "own", "  of it: own state, twice a step")
     timed(Tracked, "open", "  of it: copies at the opening")
     timed(Vote, "vote", "  of it: the vote itself")

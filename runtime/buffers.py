@@ -40,7 +40,8 @@ class Buffers:
             if home
             for name, buffer in home.items()
         ]
-        self._copy(to_copies=True)
+        if self._kept:
+            self._copy(to_copies=True)
 
     def put_back(self) -> None:
         """Every buffer is the tensor it was, with the content it had; new ones are gone."""

@@ -27,6 +27,7 @@ _DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)
 _FACTORIES = {t.__name__: t for t in (bool, bytes, dict, float, int, list, set, str, tuple)}
 _NUMPY = re.compile(r"[<>|=]?[biufcSUMm]\d+(\[\w+\])?")  # no objects, no records
 _ATOMS = frozenset({type(None), bool, int, str})
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Unmovable(TypeError):
@@ -57,7 +58,7 @@ def encode(value: object, path: str = "value", tensors: list[torch.Tensor] | Non
     Raises Unmovable with the path, which begins with `path`, to what has no encoding.
     """
     tree = _Encoder(tensors).tree(value, path, 0)
-    return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    return _json(tree).encode()
 
 
 def decode(data: bytes, tensor: Callable[[TensorSpec], object] | None = None) -> Any:
@@ -79,7 +80,7 @@ def canonical(data: bytes) -> tuple[bytes, list[int]]:
     """
     order: list[int] = []
     tree = _sorted(_parse(data), order, 0)
-    return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(), order
+    return _json(tree).encode(), order
 
 
 def _parse(data: bytes) -> Any:

@@ -6,8 +6,9 @@ parentheses is the state's name in the model.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 KEEP = 2
 """KEEP2: versions of a neighbour's extras that a buddy keeps, n and n+1."""
@@ -40,8 +41,12 @@ class Phase(StrEnum):
     """(D) has committed every step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+_ENDED = frozenset({Phase.EMPTY, Phase.POISONED, Phase.HOLDING, Phase.ENDED, Phase.READY})
+
+
+class Position(NamedTuple):
+    """A tuple, since five new ones are made a step: `_replace` costs a quarter of a dataclass's."""
+
     generation: int = 0
     """Runs in it, or ran last; 0: none."""
     phase: Phase = Phase.EMPTY
@@ -54,19 +59,13 @@ class Position:
     ready_for: int = 0
     dirty: bool = False
     """TAIL: a collective after the vote was poisoned, its state cannot be trusted."""
-    kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    kept: Mapping[int, tuple[int, ...]] = MappingProxyType({})
     """Rank -> versions of its extras kept here, ascending."""
 
     @property
     def ended(self) -> bool:
         """CUT: nothing of the generation it ran in counts any more."""
-        return self.promised > self.generation or self.phase in (
-            Phase.EMPTY,
-            Phase.POISONED,
-            Phase.HOLDING,
-            Phase.ENDED,
-            Phase.READY,
-        )
+        return self.promised > self.generation or self.phase in _ENDED
 
     @property
     def known_committed(self) -> int:
@@ -80,7 +79,7 @@ class Position:
 def gathered(p: Position) -> Position:
     """The gradients of the open step are done and the extras of the next one are sent."""
     _expect(p, Phase.COMPUTING)
-    return replace(p, phase=Phase.GATHERED, extras=p.committed + 1)
+    return p._replace(phase=Phase.GATHERED, extras=p.committed + 1)
 
 
 def keep(p: Position, generation: int, rank: int, version: int) -> Position:
@@ -94,23 +93,23 @@ def keep(p: Position, generation: int, rank: int, version: int) -> Position:
     if not running and not starting:
         return p
     versions = tuple(sorted({*p.kept.get(rank, ()), version}))[-KEEP:]
-    p = replace(p, kept={**p.kept, rank: versions})
+    p = p._replace(kept={**p.kept, rank: versions})
     if p.phase is Phase.VOTED and version == p.committed + 2:
-        return replace(p, phase=Phase.APPLYING)
+        return p._replace(phase=Phase.APPLYING)
     return p
 
 
 def may_vote(p: Position, neighbours: tuple[int, ...]) -> bool:
     """A rank votes ok only when its neighbours' extras of the next step are here."""
-    return p.phase is Phase.GATHERED and all(
-        p.committed + 1 in p.kept.get(rank, ()) for rank in neighbours
-    )
+    version = p.committed + 1
+    missing = [rank for rank in neighbours if version not in p.kept.get(rank, ())]
+    return p.phase is Phase.GATHERED and not missing
 
 
 def voted(p: Position) -> Position:
     """Sent its ok vote to its parent in the tree (the root never waits here)."""
     _expect(p, Phase.GATHERED)
-    return replace(p, phase=Phase.VOTED)
+    return p._replace(phase=Phase.VOTED)
 
 
 def result(p: Position, generation: int, step: int, commit: bool) -> Position:
@@ -125,9 +124,9 @@ def result(p: Position, generation: int, step: int, commit: bool) -> Position:
     if commit:
         # The root combines in GATHERED, the others wait in VOTED.
         _expect(p, Phase.VOTED, Phase.GATHERED)
-        return replace(p, phase=Phase.APPLYING)
+        return p._replace(phase=Phase.APPLYING)
     _expect(p, Phase.COMPUTING, Phase.GATHERED, Phase.VOTED)
-    return replace(p, phase=Phase.ENDED)
+    return p._replace(phase=Phase.ENDED)
 
 
 def failed(p: Position) -> Position:
@@ -138,9 +137,9 @@ def failed(p: Position) -> Position:
     """
     match p.phase:
         case Phase.COMPUTING | Phase.GATHERED:
-            return replace(p, phase=Phase.POISONED)
+            return p._replace(phase=Phase.POISONED)
         case Phase.VOTED:
-            return replace(p, phase=Phase.HOLDING)
+            return p._replace(phase=Phase.HOLDING)
         case _:
             return p
 
@@ -148,12 +147,12 @@ def failed(p: Position) -> Position:
 def applied(p: Position, *, poisoned: bool, last: bool) -> Position:
     """The block of a committed step ended. TAIL: a collective poisoned since the vote is dirt."""
     _expect(p, Phase.APPLYING)
-    p = replace(p, committed=p.committed + 1, extras=p.committed + 1, dirty=p.dirty or poisoned)
+    p = p._replace(committed=p.committed + 1, extras=p.committed + 1, dirty=p.dirty or poisoned)
     if last and not p.dirty:
-        return replace(p, phase=Phase.DONE)
+        return p._replace(phase=Phase.DONE)
     if poisoned or p.promised > p.generation:
-        return replace(p, phase=Phase.ENDED)
-    return replace(p, phase=Phase.COMPUTING)
+        return p._replace(phase=Phase.ENDED)
+    return p._replace(phase=Phase.COMPUTING)
 
 
 # ---- after a failure
@@ -169,9 +168,9 @@ def collect(p: Position, generation: int) -> Position | None:
         return None
     if generation == p.promised:
         return p
-    p = failed(replace(p, promised=generation))
+    p = failed(p._replace(promised=generation))
     # Between two blocks COMPUTING has become POISONED: there is nothing to undo then.
-    return replace(p, phase=Phase.ENDED) if p.phase is Phase.READY else p
+    return p._replace(phase=Phase.ENDED) if p.phase is Phase.READY else p
 
 
 def obey(p: Position, generation: int, target: int) -> Position | None:
@@ -187,9 +186,9 @@ def obey(p: Position, generation: int, target: int) -> Position | None:
     if p.phase is Phase.EMPTY:
         return None
     if p.committed == target:
-        return replace(_fresh(p, target), phase=Phase.READY, ready_for=generation, extras=target)
+        return _fresh(p, target)._replace(phase=Phase.READY, ready_for=generation, extras=target)
     if p.phase is Phase.HOLDING and p.committed == target - 1:
-        return replace(p, phase=Phase.APPLYING)
+        return p._replace(phase=Phase.APPLYING)
     raise ProtocolError(
         f"generation {generation} continues from {target} committed steps, this worker has "
         f"{p.committed} and is {p.phase}: no correct decision says that"
@@ -201,8 +200,7 @@ def restored(p: Position, generation: int, target: int) -> Position | None:
     waits = p.phase is Phase.EMPTY or (p.phase is Phase.READY and p.ready_for == generation)
     if p.promised != generation or not waits:
         return None
-    return replace(
-        _fresh(p, target),
+    return _fresh(p, target)._replace(
         phase=Phase.READY,
         ready_for=generation,
         committed=target,
@@ -223,13 +221,13 @@ def resume(p: Position, generation: int, target: int, *, last: bool) -> Position
             f"generation {generation} resumes at {target} committed steps, this worker has "
             f"{p.committed}, extras {p.extras}{', dirty' if p.dirty else ''}"
         )
-    return replace(p, generation=generation, phase=Phase.DONE if last else Phase.COMPUTING)
+    return p._replace(generation=generation, phase=Phase.DONE if last else Phase.COMPUTING)
 
 
 def _fresh(p: Position, target: int) -> Position:
     """Extras beyond the target belong to an attempt that never was: the retry sends its own."""
     kept = {rank: tuple(v for v in vs if v <= target) for rank, vs in p.kept.items()}
-    return replace(p, kept=kept)
+    return p._replace(kept=kept)
 
 
 def _expect(p: Position, *phases: Phase) -> None:

@@ -13,8 +13,8 @@ _COUNT = struct.Struct("!I")
 _PART = struct.Struct("!HI")
 
 
-def pack(parts: Parts) -> bytes:
-    out = [_COUNT.pack(len(parts))]
+def pack(parts: Parts, prefix: bytes = b"") -> bytes:
+    out = [prefix, _COUNT.pack(len(parts))]
     for name, value in parts.items():
         encoded = name.encode()
         out += (_PART.pack(len(encoded), len(value)), encoded, value)
@@ -60,7 +60,7 @@ class Shelf:
         if full:
             versions[version] = dict(parts)
             return
-        base = max((v for v in versions if v <= version), default=None)
+        base = max([v for v in versions if v <= version], default=None)
         if base is None:
             raise ValueError(f"changed extras {version} of rank {rank} came before full ones")
         versions[version] = {**versions[base], **parts}

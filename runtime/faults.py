@@ -30,12 +30,11 @@ class Faults:
         cut: Callable[[], None],
     ) -> None:
         self._text, self._worker = text, worker
+        self.any = bool(text)
+        """A field: it is asked seven times a step."""
         self._announce, self._cut = announce, cut
         self._fired: set[Fault] = set()
         self._armed: dict[str, Fault] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._text)
 
     def arm(self, rank: int, step: int, joined_at: int | None) -> None:
         """A file of faults is read again at each step, so that a drill can go on and on."""

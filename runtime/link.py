@@ -25,6 +25,7 @@ from trainmover.runtime.wire import (
 )
 
 _READ_BYTES = 4096  # small messages come with their header in one system call; more copies more
+_MESSAGES_BYTES = 16 * 1024  # a rank's extras of one step and its vote come in one system call
 _DRAIN_BYTES = 64 * 1024
 _NOTHING = memoryview(b"")
 
@@ -155,6 +156,11 @@ class Link:
             self._queue.extend(message_frames(kind, self.generation, step, payload, seq))
 
     @property
+    def has_unread(self) -> bool:
+        """Whether bytes were received that no poll tells of, as behind a peer's marker."""
+        return self._high > self._low
+
+    @property
     def unsent_bytes(self) -> int:
         """What `flush` has still to send."""
         queued = sum(len(head) + len(body) for head, body in self._queue)
@@ -212,20 +218,31 @@ class Link:
         self._incoming().free()
         self._left, self._frame = 0, None
 
-    def message(self, generation: int) -> tuple[Header, bytes] | None:
-        """The next complete control message; None while it is not here."""
+    def messages(self, generation: int) -> list[tuple[Header, bytes]]:
+        """The complete control messages that are here, in order; reads once if all came whole."""
+        complete: list[tuple[Header, bytes]] = []
         with self.lock:
             self._fence.check(generation)
-            while (header := self._next_header()) is not None:
+            if len(self._buffer) < _MESSAGES_BYTES:
+                self._buffer.extend(bytes(_MESSAGES_BYTES - len(self._buffer)))
+            while not complete or self._high - self._low >= HEADER_BYTES:
+                header = self._next_header()
+                if header is None:
+                    break
+                end = self._low + self._left
+                if end <= self._high and header.payload == header.total:  # nearly always
+                    complete.append((header, bytes(memoryview(self._buffer)[self._low : end])))
+                    self._low, self._left, self._frame = end, 0, None
+                    continue
                 piece = bytearray(self._left)
                 got = self._take(memoryview(piece))
                 self._message += memoryview(piece)[:got]
-                if self._frame is None and len(self._message) >= header.total:
-                    whole, self._message = bytes(self._message), bytearray()
-                    return header, whole
-                if self._frame is not None and not got:
-                    return None
-            return None
+                if self._frame is not None:
+                    break
+                if len(self._message) >= header.total:
+                    complete.append((header, bytes(self._message)))
+                    self._message.clear()
+        return complete
 
     @property
     def holds_newer(self) -> bool:

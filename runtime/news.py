@@ -1,7 +1,6 @@
 """What a rank says while it trains: beats and facts through its agent, warnings on stderr once."""
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import structlog
@@ -27,6 +26,7 @@ class News:
 
     def __init__(self, env: WorkerEnvironment, seat: Seat, reporter: Reporter) -> None:
         self._env, self._seat, self._reporter = env, seat, reporter
+        self._latest: tuple[str, float, Mapping[str, float]] = ("", 0.0, {})
         self._late_named: set[str] = set()
         self._tail_named = False
 
@@ -36,9 +36,15 @@ class News:
         self._reporter.fact(model(job=env.job, run=env.run, worker=env.worker, **fields))
 
     def beat(self, phase: str, step_s: float, numbers: Mapping[str, float]) -> None:
+        """`numbers` is not changed afterwards."""
+        self._latest = phase, step_s, numbers
+        self._reporter.beat(self._beat, now=phase not in SELDOM)
+
+    def _beat(self) -> Beat:
+        """Where the rank is when the beat goes out: most are overtaken by the next one."""
+        phase, step_s, numbers = self._latest
         role, position, loop = self._seat.role, self._seat.position, self._seat.loop
-        beat = partial(
-            Beat,
+        return Beat(
             worker=self._env.worker,
             rank=role.rank if role and role.generation else None,
             generation=position.generation,
@@ -48,7 +54,6 @@ class News:
             step_s=step_s,
             numbers=dict(numbers),
         )
-        self._reporter.beat(beat, now=phase not in SELDOM)
 
     def aborted(self, step: int, cause: str) -> None:
         """RELINK: with nobody dead this leads to a plan for the same workers."""

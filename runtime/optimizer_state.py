@@ -3,20 +3,17 @@
 Written tensor by tensor: `Optimizer.load_state_dict` would cast it to the parameter's dtype.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from trainmover.runtime import raw
+from trainmover.runtime import plain, raw
 from trainmover.runtime.codec import TensorSpec
 
 Place = Callable[[TensorSpec, object, torch.Tensor | None, str], torch.Tensor]
 """(what comes, what is here, the parameter it belongs to, its path) -> where its bytes go."""
-
-_IMMUTABLE = (type(None), bool, int, float, str)
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -79,8 +76,7 @@ def _become(
         live[key] = value
 
 
-@dataclass(frozen=True, slots=True)
-class KeptGroups:
+class KeptGroups(NamedTuple):
     """The param_groups of an optimizer without parameters: learning rates and their like."""
 
     groups: list[dict[str, Any]]
@@ -88,11 +84,14 @@ class KeptGroups:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "KeptGroups":
-        values = [
-            {k: v if type(v) in _IMMUTABLE else _kept(v) for k, v in g.items() if k != "params"}
-            for g in optimizer.param_groups
-        ]
-        return cls(list(optimizer.param_groups), values)
+        groups = list(optimizer.param_groups)
+        kept = [group.copy() for group in groups]
+        for values in kept:
+            del values["params"]
+            for key, value in values.items():
+                if type(value) not in plain.ATOMS:
+                    values[key] = _kept(value)
+        return cls(groups, kept)
 
     def put_back(self) -> None:
         """A tensor (a capturable learning rate) is the same object again, with its old content."""
@@ -139,7 +138,7 @@ class UndoCopy:
 
     def _copy(self, key: tuple[int, str | None], value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return copy.deepcopy(value)
+            return plain.deepcopy(value)
         local = raw.local(value)
         memory = self._copies.get(key)
         if memory is None or memory.shape != local.shape or memory.dtype != local.dtype:
@@ -156,7 +155,7 @@ class _Tensor:
 def _kept(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _Tensor(value, raw.local(value).clone())
-    return copy.deepcopy(value)
+    return plain.deepcopy(value)
 
 
 def _restored(value: Any) -> Any:

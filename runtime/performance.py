@@ -323,13 +323,13 @@ class Performance:
         self.news.late_extras(late)
 
     def arm(self, step: int) -> None:
-        if self.faults:
+        if self.faults.any:
             self._armed_step = step
             self.faults.arm(self.role.rank, step, self.joined_at)
             self.before_update = arm_points(self.faults, self.tracked)
 
     def hit(self, point: str) -> None:
-        if self.faults:
+        if self.faults.any:
             self.faults.hit(point)
 
     # ---- what groups call

@@ -6,50 +6,86 @@ from collections.abc import Callable, Iterable
 
 from trainmover.runtime.fence import Fence
 from trainmover.runtime.link import Link
-from trainmover.runtime.wire import Header
+from trainmover.runtime.wire import Header, Kind
 
 
-def pump(
-    links: Iterable[Link],
-    handle: Callable[[Link, Header, bytes], None],
-    until: Callable[[], bool],
-    deadline_s: float,
-    fence: Fence,
-    waiting_for: Callable[[], str] | None = None,
-) -> None:
-    """Flush every link's queue and hand complete messages to `handle`, until `until()` holds.
+class Pump:
+    """The control links of one generation, for the one thread that votes.
 
-    Runs in the calling thread and blocks it for `deadline_s` seconds at most; returns only when
-    what was queued is sent as well. Raises Revoked when the generation ends, LinkBroken when a
-    link does, and TimeoutError, which names `waiting_for()` or else all the peers.
+    Only links that a poll named are read, and only those with a queue are flushed: a system call
+    that finds nothing to do costs as much as one that does.
     """
-    links, generation = tuple(links), fence.generation
-    deadline = time.monotonic() + deadline_s
-    while True:
-        fence.check(generation)
-        for link in links:
-            while (message := link.message(generation)) is not None:
-                handle(link, *message)
-        flushed = [link.flush(generation) for link in links]
-        if all(flushed) and until():
-            return
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            names = ", ".join(f"rank {link.peer_rank} ({link.peer_worker})" for link in links)
-            raise TimeoutError(
-                f"expected the control messages of generation {generation} within {deadline_s} s, "
-                f"still waiting for {waiting_for() if waiting_for else names}"
-            )
-        wait_ready(links, flushed, fence, left_s)
 
+    def __init__(self, links: Iterable[Link], fence: Fence) -> None:
+        self._fence, self._generation = fence, fence.generation
+        self._links = {link.peer_rank: link for link in links}
+        self._by_fd = {link.fileno(): link for link in self._links.values()}
+        self._queued: list[Link] = []
+        # no poll tells of what came together with the peer's marker
+        self._readable = [link for link in self._links.values() if link.has_unread]
+        self._poller = select.poll()
+        for fd in (fence.wake_fd, *self._by_fd):
+            self._poller.register(fd, select.POLLIN)
 
-def wait_ready(
-    links: Iterable[Link], flushed: Iterable[bool], fence: Fence, timeout_s: float
-) -> None:
-    """Block until a link can go on, the fence is revoked, or `timeout_s` is over."""
-    poller = select.poll()
-    poller.register(fence.wake_fd, select.POLLIN)
-    for link, done in zip(links, flushed, strict=True):
-        events = (0 if link.holds_newer else select.POLLIN) | (0 if done else select.POLLOUT)
-        poller.register(link, events)
-    poller.poll(timeout_s * 1000)
+    def queue(self, rank: int, kind: Kind, step: int, payload: bytes) -> None:
+        """For the next `run` to send. Raises KeyError for a rank that there is no link to."""
+        link = self._links[rank]
+        link.queue(kind, step, payload)
+        if link not in self._queued:
+            self._queued.append(link)
+
+    def run(
+        self,
+        handle: Callable[[int, Header, bytes], None],
+        until: Callable[[], bool],
+        deadline_s: float,
+        waiting_for: Callable[[], str] | None = None,
+    ) -> None:
+        """Send what is queued and hand what comes to `handle`, with its rank, until `until()`.
+
+        Blocks for `deadline_s` seconds at most; returns only when what was queued is sent as well.
+        Raises Revoked when the generation ends, LinkBroken when a link does, and TimeoutError,
+        which names `waiting_for()` or else all the peers.
+        """
+        deadline = None
+        while True:
+            self._fence.check(self._generation)
+            for link in self._readable:
+                for header, payload in link.messages(self._generation):
+                    handle(link.peer_rank, header, payload)
+                if link.holds_newer:
+                    self._watch(link)
+            self._readable = []
+            if self._queued:
+                self._queued = [x for x in self._queued if not x.flush(self._generation)]
+            if not self._queued and until():
+                return
+            now = time.monotonic()
+            deadline = deadline or now + deadline_s
+            left_s = deadline - now
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"expected the control messages of generation {self._generation} within "
+                    f"{deadline_s} s, still waiting for "
+                    f"{waiting_for() if waiting_for else self._names()}"
+                )
+            self._wait(left_s)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Block until a link can go on, the fence is revoked, or `timeout_s` is over."""
+        blocked = self._queued
+        for link in blocked:
+            self._watch(link, select.POLLOUT)
+        ready = self._poller.poll(timeout_s * 1000)
+        for link in blocked:
+            self._watch(link)
+        self._readable = [self._by_fd[fd] for fd, _ in ready if fd in self._by_fd]
+
+    def _watch(self, link: Link, for_sending: int = 0) -> None:
+        """Input is of no use while a frame of a newer generation waits in front of it."""
+        for_input = 0 if link.holds_newer else select.POLLIN
+        self._poller.modify(link.fileno(), for_input | for_sending)
+
+    def _names(self) -> str:
+        links = self._links.values()
+        return ", ".join(f"rank {link.peer_rank} ({link.peer_worker})" for link in links)

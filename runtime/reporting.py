@@ -62,9 +62,9 @@ class Reporter:
 
     def beat(self, beat: Callable[[], Beat], *, now: bool = False) -> None:
         """What to say next time; made only then, since most beats are overtaken by the next."""
-        with self._cond:
-            self._beat = beat
-            if now and not self._urgent:
+        self._beat = beat  # atomic, so that a step need not take the lock
+        if now:
+            with self._cond:
                 self._urgent = True
                 self._cond.notify_all()
 

@@ -67,7 +67,9 @@ class Seat:
     """`cond` guards everything; `changed` is called (lock held) whenever an answer would differ."""
 
     def __init__(self, worker: str, changed: Callable[[], None]) -> None:
-        self.cond = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self.cond = threading.Condition(self._lock)
+        self._waiting = 0
         self.worker = worker
         self.position = Position()
         self.shelf = Shelf()
@@ -97,13 +99,14 @@ class Seat:
     # ---- the training side
 
     def notify(self) -> None:
-        with self.cond:
-            self.cond.notify_all()
+        with self._lock:
+            if self._waiting:
+                self.cond.notify_all()
             self._changed()
 
     def move(self, step: Callable[[Position], Position]) -> Position:
         """Apply a pure decision to the position and wake whoever waits for it."""
-        with self.cond:
+        with self._lock:  # with the condition it costs two calls more, five times a step
             committed = self.position.committed
             self.position = step(self.position)
             if self.position.committed > committed:
@@ -148,7 +151,7 @@ class Seat:
 
     def keep(self, generation: int, rank: int, version: int, parts: Parts, *, full: bool) -> None:
         """Put a neighbour's extras on the shelf if the protocol still counts them (CUT)."""
-        with self.cond:
+        with self._lock:
             before = self.position
             self.position = commit.keep(before, generation, rank, version)
             if self.position is not before:
@@ -288,7 +291,11 @@ class Seat:
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         with self.cond:
-            return self.cond.wait_for(condition, timeout_s)
+            self._waiting += 1
+            try:
+                return self.cond.wait_for(condition, timeout_s)
+            finally:
+                self._waiting -= 1
 
     def forget_dirt(self, generation: int, target: int) -> bool:
         """The donor's state is in place; False when a newer generation was promised since."""

@@ -3,12 +3,12 @@
 Order of design/commit.md "Within a step" 4. Parameters and optimizer state are not in it.
 """
 
-import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from trainmover.runtime import plain
 from trainmover.runtime.buffers import Buffers
 from trainmover.runtime.optimizer_state import KeptGroups
 
@@ -34,8 +34,8 @@ class Small:
     def keep(self) -> None:
         self._buffers.keep()
         self._kept_groups = [KeptGroups.of(optimizer) for optimizer in self._optimizers]
-        self._kept_objects = [copy.deepcopy(o.state_dict()) for o in self._objects]
-        self._kept_variables = copy.deepcopy(self._variables)
+        self._kept_objects = [plain.deepcopy(o.state_dict()) for o in self._objects]
+        self._kept_variables = plain.deepcopy(self._variables) if self._variables else {}
 
     def put_back(self) -> None:
         self._buffers.put_back()
@@ -54,22 +54,22 @@ class Gradients:
     """Gradients at the opening of a block: each is None or zero, and becomes so again."""
 
     def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
-        self._named = dict(named)
+        self._names, self._parameters = tuple(named), tuple(named.values())
         self._kept: list[torch.Tensor | None] = []
 
     def keep(self) -> None:
         """Reads all gradients that are not None. ValueError for one that is not zero."""
-        self._kept = [p.grad for p in self._named.values()]
-        for name, grad in zip(self._named, self._kept, strict=True):
+        self._kept = [p.grad for p in self._parameters]
+        for i, grad in enumerate(self._kept):
             if grad is not None and bool(_values(grad).any()):
                 raise ValueError(
-                    f"the gradient of {name} is not zero when the block opens, so an undo would "
-                    "lose it; accumulate gradients inside the block (all micro-batches of a step "
-                    "in one `with step`)"
+                    f"the gradient of {self._names[i]} is not zero when the block opens, so an "
+                    "undo would lose it; accumulate gradients inside the block (all micro-batches "
+                    "of a step in one `with step`)"
                 )
 
     def put_back(self) -> None:
-        for p, grad in zip(self._named.values(), self._kept, strict=True):
+        for p, grad in zip(self._parameters, self._kept, strict=True):
             if grad is not None:
                 grad.zero_()
             p.grad = grad

@@ -20,6 +20,7 @@ from trainmover.runtime.shared import Objects, Receiver, Shared, sha256
 from trainmover.runtime.small import Gradients, Small
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_NO_VARS = codec.encode({}, "vars")
 
 
 class Tracked:
@@ -154,10 +155,15 @@ class Tracked:
         return self._own(self._opened)
 
     def _own(self, state: rng.RngState) -> dict[str, bytes]:
-        parts = {f"rng.{name}": part for name, part in rng.to_parts(state).items()}
-        parts |= {f"batches.{i}": b.position() for i, b in enumerate(self._batches)}
-        parts["vars"] = codec.encode(self.vars, "vars")
-        return parts | {f"buffer.{name}": part for name, part in self._buffers.parts().items()}
+        parts = {}
+        for name, part in rng.to_parts(state).items():
+            parts["rng." + name] = part
+        for i, batches in enumerate(self._batches):
+            parts[f"batches.{i}"] = batches.position()
+        parts["vars"] = codec.encode(self.vars, "vars") if self.vars else _NO_VARS
+        for name, part in self._buffers.parts().items():
+            parts["buffer." + name] = part
+        return parts
 
     def load_own(self, parts: Mapping[str, bytes]) -> None:
         """Takes over the own state of a rank: iterators are made first, RNG is put back last."""

@@ -7,8 +7,10 @@ thread on its own links.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import structlog
 
@@ -16,9 +18,8 @@ from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase
 from trainmover.runtime.extras import Parts, pack, unpack
 from trainmover.runtime.fence import Fence, Revoked
-from trainmover.runtime.link import Link
 from trainmover.runtime.mesh import Mesh
-from trainmover.runtime.pump import pump
+from trainmover.runtime.pump import Pump
 from trainmover.runtime.seat import Seat
 from trainmover.runtime.topology import buddies, tree_children, tree_parent
 from trainmover.runtime.wire import Header, Kind
@@ -31,15 +32,19 @@ SAY_EVERY_S = 10.0
 FULL, WANTS_ACK = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Ballot:
+_BALLOT = struct.Struct("!BH")  # flags, how many numbers
+_NUMBER = struct.Struct("!HdI")  # bytes of the name, sum, count
+_FAILED, _STOP = 1, 2
+
+
+class Ballot(NamedTuple):
     """What a rank, or a subtree, says about a step."""
 
     failed: bool = False
     stop: bool = False
-    numbers: dict[str, tuple[float, int]] = field(default_factory=dict)
+    numbers: Mapping[str, tuple[float, int]] = MappingProxyType({})
     """What `step.report` got: name -> (sum, count)."""
-    replicas: dict[str, str] = field(default_factory=dict)
+    replicas: Mapping[str, str] = MappingProxyType({})
     """After the first commit: `<object>/<shard>` -> digest of that rank's state of it."""
     differing: tuple[str, ...] = ()
     """Objects that two ranks of one shard have differently."""
@@ -49,25 +54,37 @@ class Ballot:
         for name, (total, count) in other.numbers.items():
             own_total, own_count = numbers.get(name, (0.0, 0))
             numbers[name] = (own_total + total, own_count + count)
-        both = self.replicas.keys() & other.replicas.keys()
-        found = {k.partition("/")[0] for k in both if self.replicas[k] != other.replicas[k]}
+        replicas, differing = self.replicas, self.differing
+        if other.replicas or other.differing:
+            both = self.replicas.keys() & other.replicas.keys()
+            found = {k.partition("/")[0] for k in both if self.replicas[k] != other.replicas[k]}
+            replicas = {**self.replicas, **other.replicas}
+            differing = tuple(sorted({*self.differing, *other.differing, *found}))
         return Ballot(
-            self.failed or other.failed,
-            self.stop or other.stop,
-            numbers,
-            {**self.replicas, **other.replicas},
-            tuple(sorted({*self.differing, *other.differing, *found})),
+            self.failed or other.failed, self.stop or other.stop, numbers, replicas, differing
         )
 
     def to_bytes(self) -> bytes:
-        fields = [self.failed, self.stop, self.numbers, self.replicas, self.differing]
-        return json.dumps(fields).encode()
+        """Packed, and JSON only for what few ballots have: half the time of JSON alone."""
+        flags = _FAILED * self.failed | _STOP * self.stop
+        data = _BALLOT.pack(flags, len(self.numbers))
+        for name, (total, count) in self.numbers.items():
+            encoded = name.encode()
+            data += _NUMBER.pack(len(encoded), total, count) + encoded
+        if self.replicas or self.differing:
+            data += json.dumps([dict(self.replicas), self.differing]).encode()
+        return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Ballot":
-        failed, stop, numbers, replicas, differing = json.loads(data)
-        counted = {k: (float(s), int(n)) for k, (s, n) in numbers.items()}
-        return cls(failed, stop, counted, replicas, tuple(differing))
+        flags, count = _BALLOT.unpack_from(data)
+        at, numbers = _BALLOT.size, {}
+        for _ in range(count):
+            name_bytes, total, counted = _NUMBER.unpack_from(data, at)
+            at += _NUMBER.size + name_bytes
+            numbers[data[at - name_bytes : at].decode()] = (total, counted)
+        replicas, differing = json.loads(data[at:]) if at < len(data) else ({}, ())
+        return cls(bool(flags & _FAILED), bool(flags & _STOP), numbers, replicas, tuple(differing))
 
     @property
     def averages(self) -> dict[str, float]:
@@ -84,6 +101,8 @@ class Vote:
         self.rebind(mesh, rank, placement)
         self._votes: dict[tuple[int, int], Ballot] = {}
         self._results: dict[int, Ballot] = {}
+        self._failed: set[int] = set()
+        """Steps of which a vote below or the result says abort."""
         self._acks: set[tuple[int, int]] = set()
         self._introduced: set[int] = set()
         """Ranks whose full extras came in this generation: they wait for our acknowledgement."""
@@ -92,6 +111,7 @@ class Vote:
     def rebind(self, mesh: Mesh, rank: int, placement: tuple[str, ...]) -> None:
         """Take the place of `rank` in the tree and among the buddies; no vote is open."""
         self._mesh, self.rank = mesh, rank
+        self._pump = Pump((), self._fence)
         world = range(len(placement))
         self.buddies = buddies(rank, placement)
         self.neighbours = tuple(r for r in world if rank in buddies(r, placement))
@@ -109,10 +129,12 @@ class Vote:
         """
         self._votes.clear()
         self._results.clear()
+        self._failed.clear()
         self._acks.clear()
         self._introduced.clear()
+        self._pump = Pump(self._mesh.links(CHANNEL).values(), self._fence)
         self._send_extras(version, parts, full=True, wants_ack=True)
-        self._pump(
+        self._run(
             lambda: self._acknowledged(version) and self._introduced.issuperset(self.neighbours),
             "extras of the neighbours and acknowledgements of the buddies",
             deadline_s=deadline_s,
@@ -123,19 +145,21 @@ class Vote:
 
         Returns the names of the changed parts; blocks only when there are some.
         """
+        if parts == self._sent:  # identical objects, as a rule
+            return ()
         changed = tuple(name for name, value in parts.items() if self._sent.get(name) != value)
         if changed and self.buddies:
             self._acks.clear()
             self._send_extras(version, parts, full=False, wants_ack=True)
-            self._pump(lambda: self._acknowledged(version), "acknowledged late extras")
+            self._run(lambda: self._acknowledged(version), "acknowledged late extras")
         return changed
 
     def _send_extras(self, version: int, parts: Parts, *, full: bool, wants_ack: bool) -> None:
         changed = {k: v for k, v in parts.items() if full or self._sent.get(k) != v}
-        payload = bytes([FULL * full | WANTS_ACK * wants_ack]) + pack(changed)
+        payload = pack(changed, bytes([FULL * full | WANTS_ACK * wants_ack]))
         self._sent = dict(parts)
         for rank in self.buddies:
-            self._link(rank).queue(Kind.EXTRAS, version, payload)
+            self._pump.queue(rank, Kind.EXTRAS, version, payload)
 
     def _acknowledged(self, version: int) -> bool:
         return all((rank, version) in self._acks for rank in self.buddies)
@@ -151,11 +175,12 @@ class Vote:
         seat = self._seat
         seat.move(self._guarded(commit.gathered))
         self._send_extras(step + 1, parts, full=False, wants_ack=False)
-        self._pump(lambda: self._complete(step) or self._overtaken(step), "votes of its subtree")
+        self._run(lambda: self._ready(step), "votes of its subtree")
         hit("extras")
         combined = own
         for kid in self._kids:
-            combined = combined.plus(self._votes.get((step, kid), Ballot()))
+            if (vote := self._votes.get((step, kid))) is not None:
+                combined = combined.plus(vote)
         if self._overtaken(step) or combined.failed:
             return self._abort(step)
         if self._parent is None:
@@ -163,11 +188,11 @@ class Vote:
             total = combined
         else:
             seat.move(self._guarded(commit.voted))
-            self._link(self._parent).queue(Kind.VOTE, step, combined.to_bytes())
-            self._pump(lambda: True, "")
+            self._pump.queue(self._parent, Kind.VOTE, step, combined.to_bytes())
+            self._run(lambda: True, "")
             hit("vote")
             try:
-                self._pump(lambda: step in self._results, "the result of the vote")
+                self._run(lambda: step in self._results, "the result of the vote")
             except Revoked:
                 # XKNOW may have told meanwhile that the step is committed.
                 if seat.position.phase is Phase.APPLYING:
@@ -185,8 +210,8 @@ class Vote:
         hit("result")
         try:
             for kid in self._kids:
-                self._link(kid).queue(Kind.RESULT, step, total.to_bytes())
-            self._pump(lambda: True, "")
+                self._pump.queue(kid, Kind.RESULT, step, total.to_bytes())
+            self._run(lambda: True, "")
         except Exception as error:
             # The commit is known; who did not hear it learns it from the mover's decision.
             log.info("vote.result_not_forwarded", step=step, error=str(error))
@@ -207,21 +232,22 @@ class Vote:
         failed = Ballot(failed=True)
         self._seat.move(commit.failed)
         if self._parent is not None:
-            self._link(self._parent).queue(Kind.VOTE, step, failed.to_bytes())
+            self._pump.queue(self._parent, Kind.VOTE, step, failed.to_bytes())
         for kid in self._kids:
-            self._link(kid).queue(Kind.RESULT, step, failed.to_bytes())
-        self._pump(lambda: True, "", deadline_s=1.0)
+            self._pump.queue(kid, Kind.RESULT, step, failed.to_bytes())
+        self._run(lambda: True, "", deadline_s=1.0)
         return failed
 
-    def _complete(self, step: int) -> bool:
-        return all((step, kid) in self._votes for kid in self._kids) and commit.may_vote(
-            self._seat.position, self.neighbours
+    def _ready(self, step: int) -> bool:
+        """All votes of the subtree and all extras are here, or nothing is to be waited for."""
+        return self._overtaken(step) or (
+            self._votes.keys() >= {(step, kid) for kid in self._kids}
+            and commit.may_vote(self._seat.position, self.neighbours)
         )
 
     def _overtaken(self, step: int) -> bool:
         """FASTFAIL: a failed vote below or an abort from above ends every wait of the step."""
-        below = any(self._votes.get((step, kid), Ballot()).failed for kid in self._kids)
-        return below or (step in self._results and self._results[step].failed)
+        return step in self._failed
 
     def _guarded(
         self, decision: Callable[[commit.Position], commit.Position]
@@ -238,22 +264,18 @@ class Vote:
     def _forget(self, step: int) -> None:
         self._votes = {k: v for k, v in self._votes.items() if k[0] > step}
         self._results = {k: v for k, v in self._results.items() if k > step}
+        if self._failed:
+            self._failed = {k for k in self._failed if k > step}
 
     # ---- messages
 
-    def _link(self, rank: int) -> Link:
-        return self._mesh.link(CHANNEL, rank)
-
-    def _pump(self, until: Callable[[], bool], what: str, deadline_s: float | None = None) -> None:
-        links = self._mesh.links(CHANNEL).values()
+    def _run(self, until: Callable[[], bool], what: str, deadline_s: float | None = None) -> None:
         while True:
             try:
-                pump(
-                    links,
+                self._pump.run(
                     self._handle,
                     until,
                     deadline_s or SAY_EVERY_S,
-                    self._fence,
                     lambda: f"{what} (votes here: {sorted(self._votes)})",
                 )
                 return
@@ -262,8 +284,8 @@ class Vote:
                     raise
                 log.warning("vote.waits", rank=self.rank, for_what=what, detail=str(error))
 
-    def _handle(self, link: Link, header: Header, payload: bytes) -> None:
-        rank, step = link.peer_rank, header.step
+    def _handle(self, rank: int, header: Header, payload: bytes) -> None:
+        step = header.step
         match header.kind:
             case Kind.EXTRAS:
                 parts = unpack(memoryview(payload)[1:])
@@ -271,10 +293,14 @@ class Vote:
                     self._introduced.add(rank)
                 self._seat.keep(self._fence.generation, rank, step, parts, full=full)
                 if payload[0] & WANTS_ACK:
-                    link.queue(Kind.EXTRAS_ACK, step, b"")
+                    self._pump.queue(rank, Kind.EXTRAS_ACK, step, b"")
             case Kind.EXTRAS_ACK:
                 self._acks.add((rank, step))
-            case Kind.VOTE:
-                self._votes[step, rank] = Ballot.from_bytes(payload)
-            case Kind.RESULT:
-                self._results[step] = Ballot.from_bytes(payload)
+            case Kind.VOTE | Kind.RESULT:
+                ballot = Ballot.from_bytes(payload)
+                if ballot.failed:
+                    self._failed.add(step)
+                if header.kind is Kind.VOTE:
+                    self._votes[step, rank] = ballot
+                else:
+                    self._results[step] = ballot

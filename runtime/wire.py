@@ -62,6 +62,10 @@ class Op(IntEnum):
     SEND = 10
 
 
+_KINDS = {int(kind): kind for kind in Kind}  # Kind(n) costs 0.7 us, a look-up 0.04
+_OPS = {int(op): op for op in Op}
+
+
 class Header(NamedTuple):
     """One frame's header; a tuple because it is made for every frame."""
 
@@ -89,10 +93,10 @@ def unpack_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> He
             f"expected a frame of at most {FRAME_BYTES} bytes, got {payload}: close the link"
         )
     try:
-        header = Header(payload, generation, step, seq, Kind(kind), Op(op), total)
-    except ValueError as error:
+        header = Header(payload, generation, step, seq, _KINDS[kind], _OPS[op], total)
+    except KeyError:
         raise WireError(
-            f"expected a known frame kind and op, got {error}: close the link"
+            f"expected a known frame kind and op, got {kind} and {op}: close the link"
         ) from None
     bulk = header.kind in (Kind.DATA, Kind.SHARED)
     if total < payload or (not bulk and total > CONTROL_BYTES):
@@ -112,7 +116,10 @@ def message_frames(
             f"expected a {kind.name} message of at most {CONTROL_BYTES} bytes, got {len(payload)}: "
             "track less per-rank state, or mark it as sharded"
         )
-    pieces = [payload[i : i + FRAME_BYTES] for i in range(0, len(payload), FRAME_BYTES)] or [b""]
+    if len(payload) <= FRAME_BYTES:
+        head = _HEADER.pack(len(payload), generation, step, seq, kind, Op.NONE, len(payload))
+        return [(head, payload)]
+    pieces = [payload[i : i + FRAME_BYTES] for i in range(0, len(payload), FRAME_BYTES)]
     return [
         (Header(len(p), generation, step, seq, kind, Op.NONE, len(payload)).pack(), p)
         for p in pieces

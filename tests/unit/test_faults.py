@@ -108,5 +108,5 @@ def test_a_process_is_stopped_by_a_signal_that_it_cannot_handle(
 
 
 def test_without_faults_nothing_has_to_be_armed() -> None:
-    assert not Drill("")
-    assert Drill("@later")
+    assert not Drill("").any
+    assert Drill("@later").any

@@ -10,7 +10,7 @@ import pytest
 
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
-from trainmover.runtime.pump import pump
+from trainmover.runtime.pump import Pump
 from trainmover.runtime.wire import HEADER_BYTES, Header, Kind, Op, unpack_header
 
 
@@ -166,24 +166,81 @@ def test_the_pump_delivers_whole_messages_and_flushes_the_queue(
     far: socket.socket, fence: Fence
 ) -> None:
     link = link_to(far, fence)
-    link.queue(Kind.VOTE, 9, b"yes")
+    pump = Pump([link], fence)
+    pump.queue(1, Kind.VOTE, 9, b"yes")
     got: list[tuple[Kind, bytes]] = []
     far.sendall(
         frame(4, b"late", Kind.VOTE) + frame(5, b"no", Kind.VOTE) + frame(5, b"", Kind.RESULT)
     )
 
-    def handle(link: Link, header: Header, payload: bytes) -> None:
+    def handle(rank: int, header: Header, payload: bytes) -> None:
         got.append((header.kind, payload))
 
-    pump([link], handle, lambda: len(got) == 2, 2, fence)
+    pump.run(handle, lambda: len(got) == 2, 2)
     assert got == [(Kind.VOTE, b"no"), (Kind.RESULT, b"")]
     assert far.recv(100).endswith(b"yes")
+
+
+def test_the_pump_goes_on_sending_what_the_connection_does_not_take_at_once(
+    far: socket.socket, fence: Fence
+) -> None:
+    pump = Pump([link_to(far, fence)], fence)
+    payload = bytes(range(256)) * 4096 * 3
+    pump.queue(1, Kind.EXTRAS, 9, payload)
+    got = bytearray()
+
+    def read_all() -> None:
+        while len(got) < len(payload):
+            got.extend(far.recv(1 << 16))
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    pump.run(lambda *_: None, lambda: True, 5)
+    reader.join(5)
+    assert not reader.is_alive()
+
+
+def test_the_pump_takes_a_message_that_comes_in_pieces_and_two_that_come_at_once(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    sent = frame(5, b"x" * 40_000, Kind.EXTRAS) + frame(5, b"yes", Kind.VOTE)
+    sent += frame(5, b"no", Kind.RESULT)
+    got: list[bytes] = []
+    pump = Pump([link], fence)
+    for cut in (sent[:10], sent[10:5000], sent[5000:-7]):
+        far.sendall(cut)
+        with pytest.raises(TimeoutError):
+            pump.run(lambda rank, header, payload: got.append(payload), lambda: False, 0.02)
+    far.sendall(sent[-7:])
+    pump.run(lambda rank, header, payload: got.append(payload), lambda: len(got) == 3, 5)
+    assert got == [b"x" * 40_000, b"yes", b"no"]
+
+
+def test_the_pump_leaves_a_newer_generation_alone_and_reads_what_came_with_its_marker(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    far.sendall(frame(6, b"", Kind.MARKER) + frame(6, b"later", Kind.VOTE))
+    got: list[bytes] = []
+
+    def handle(rank: int, header: Header, payload: bytes) -> None:
+        got.append(payload)
+
+    with pytest.raises(TimeoutError):
+        Pump([link], fence).run(handle, lambda: False, 0.02)
+    fence.revoke(5, "test")
+    link.renew(6, marker=True)
+    assert link.renewed()
+    fence.open(6)
+    Pump([link], fence).run(handle, lambda: bool(got), 5)
+    assert got == [b"later"]
 
 
 def test_the_pump_names_whom_it_waits_for(far: socket.socket, fence: Fence) -> None:
     link = link_to(far, fence)
     with pytest.raises(TimeoutError, match=r"rank 1 \(w1\)"):
-        pump([link], lambda *_: None, lambda: False, 0.02, fence)
+        Pump([link], fence).run(lambda *_: None, lambda: False, 0.02)
 
 
 def test_a_revocation_wakes_the_pump(far: socket.socket, fence: Fence) -> None:
@@ -191,7 +248,7 @@ def test_a_revocation_wakes_the_pump(far: socket.socket, fence: Fence) -> None:
     timer = threading.Timer(0.02, fence.revoke, (5, "test"))
     timer.start()
     with pytest.raises(Revoked):
-        pump([link], lambda *_: None, lambda: False, 5, fence)
+        Pump([link], fence).run(lambda *_: None, lambda: False, 5)
     timer.join()
 
 

@@ -1,7 +1,5 @@
 """What a step normally takes: told by the ranks, so that everybody subtracts the same."""
 
-from dataclasses import replace
-
 import pytest
 from tests.unit.incident_streams import JOB, planned, submitted
 
@@ -30,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def commit_after(seat: Seat, clock: Clock, *seconds: float) -> None:
     for one in seconds:
         clock.now_s += one
-        seat.move(lambda p: replace(p, committed=p.committed + 1))
+        seat.move(lambda p: p._replace(committed=p.committed + 1))
 
 
 def collect(seat: Seat, generation: int) -> Answer:

@@ -1,6 +1,8 @@
 """The random state of a rank comes back exactly and is cheap to read."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,67 @@ def test_every_generator_continues_where_it_was(normals: int) -> None:
     assert draws() == expected
     rng.restore(rng.from_parts(rng.to_parts(state)))
     assert draws() == expected
+
+
+def in_full() -> list[Any]:
+    """What the generators themselves say."""
+    state: Any = np.random.get_state()
+    _, key, *rest = state
+    return [random.getstate(), key.tolist(), rest, torch.get_rng_state().tolist()]
+
+
+def without_its_normal() -> None:
+    state: Any = np.random.get_state()
+    np.random.set_state((*state[:3], 1 - state[3], 0.25))
+
+
+CHANGES: list[Callable[[], object]] = [
+    random.random,
+    lambda: random.gauss(0, 1),
+    lambda: random.seed(3),
+    lambda: random.setstate((*random.getstate()[:2], 0.5)),
+    np.random.rand,
+    np.random.randn,
+    lambda: np.random.binomial(10, 0.5),
+    lambda: np.random.seed(3),
+    without_its_normal,
+    lambda: torch.rand(1),
+    lambda: torch.randn(1),
+    lambda: torch.default_generator.manual_seed(3),
+]
+
+
+@pytest.mark.parametrize("order", range(12))
+def test_a_changed_generator_is_always_noticed(order: int) -> None:
+    for change in random.Random(order).choices(CHANGES, k=12):
+        before, said = in_full(), rng.capture()
+        change()
+        after, state = in_full(), rng.capture()
+        assert (state == said) == (after == before)
+        rng.seed_all(5)
+        rng.restore(state)
+        assert in_full() == after
+        assert rng.capture() == state
+
+
+def test_a_generator_that_rests_gives_the_same_object_again() -> None:
+    before = rng.capture()
+    torch.rand(1)
+    after = rng.capture()
+    assert after.python is before.python
+    assert after.numpy is before.numpy
+    assert after.cpu is not before.cpu
+    assert rng.capture().cpu is after.cpu
+
+
+def test_an_interpreter_whose_generator_cannot_be_read_in_memory_is_asked_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rng._python, "_in_memory", False)
+    monkeypatch.setattr(rng._python, "_memory", memoryview(b""))
+    before = rng.capture()
+    random.random()
+    assert rng.capture().python != before.python
 
 
 def test_a_cached_normal_that_is_used_up_changes_the_state() -> None:

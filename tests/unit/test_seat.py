@@ -1,7 +1,5 @@
 """Which orders a worker still has to obey."""
 
-from dataclasses import replace
-
 import pytest
 
 from trainmover.runtime import commit
@@ -76,7 +74,7 @@ def test_what_was_reached_is_said_with_its_time_and_forgotten_by_the_next_incide
     running.position = Position(generation=3, phase=Phase.COMPUTING, committed=4, promised=3)
     running.reach(Stage.RESUMED, 3)
     assert "first_step" not in running.answer().reached
-    running.move(lambda p: replace(p, committed=5))
+    running.move(lambda p: p._replace(committed=5))
     reached = running.answer().reached
     assert list(reached)[-3:] == ["switched", "resumed", "first_step"]
     assert list(reached.values()) == sorted(reached.values())
@@ -105,7 +103,7 @@ def test_an_attempt_is_told_when_it_is_superseded_and_when_its_first_step_is_com
     running.order(Resume(generation=4, target=4))
     running.position = Position(generation=4, phase=Phase.COMPUTING, committed=5, promised=4)
     running.reach(Stage.RESUMED, 4)
-    running.move(lambda p: replace(p, committed=6))
+    running.move(lambda p: p._replace(committed=6))
     running.retire(Retire(reason="the job is over"))
     assert [(a.incident, a.generation, a.rank, a.error) for a in told[1:]] == [("g3", 4, 1, "")]
     assert list(told[1].reached)[-1] == "first_step"
