@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt_bytes import CONTEXT, Gpt
 
-BATCH, LAYERS, WIDTH = 8, 4, 160
+BATCH, LAYERS, WIDTH = 2, 4, 160
 
 
 class Training:

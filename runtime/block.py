@@ -9,12 +9,12 @@ from torch.optim.optimizer import Optimizer
 from trainmover.runtime import commit
 from trainmover.runtime.aborts import StepAborted
 from trainmover.runtime.admission import Mode
+from trainmover.runtime.ballot import Ballot
 from trainmover.runtime.commit import Phase
 from trainmover.runtime.fence import Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.recovery import SAY_EVERY_S, Retired
 from trainmover.runtime.step import Step
-from trainmover.runtime.vote import Ballot
 
 if TYPE_CHECKING:
     from trainmover.runtime.performance import Performance

@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import suppress
 
 from trainmover.runtime.fence import Fence
-from trainmover.runtime.shm import Memory, Ring
+from trainmover.runtime.shm import Memory
 from trainmover.runtime.wire import (
     HEADER_BYTES,
     SHARED_BYTES,
@@ -211,11 +211,13 @@ class Link:
         """The whole payload of the current frame where it lies in shared memory. Lock held."""
         if self._frame is None or self._frame.kind is not Kind.SHARED:
             return None
-        return self._incoming().oldest()[: self._frame.payload]
+        assert self._memory is not None
+        return self._memory.into.oldest()[: self._frame.payload]
 
     def used(self) -> None:
         """`shared` was read to its end: the current frame is over. Lock held."""
-        self._incoming().free()
+        assert self._memory is not None
+        self._memory.into.free()
         self._left, self._frame = 0, None
 
     def messages(self, generation: int) -> list[tuple[Header, bytes]]:
@@ -273,6 +275,8 @@ class Link:
             self._frame = unpack_header(self._buffer, self._low)
         except WireError as error:
             raise self.broken(str(error)) from error
+        if self._frame.kind is Kind.SHARED and self._memory is None:
+            raise self.broken("a payload in shared memory, where there is none")
         self._low += HEADER_BYTES
         self._left = self._frame.payload
         return True
@@ -351,11 +355,6 @@ class Link:
                 self._take(_NOTHING)
                 self._marked_generation = self.generation
             return sent
-
-    def _incoming(self) -> Ring:
-        if self._memory is None:
-            raise self.broken("a payload in shared memory, where there is none")
-        return self._memory.into
 
     def _open_socket(self) -> socket.socket:
         if self.fault is not None:

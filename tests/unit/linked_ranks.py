@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainmover.runtime import commit
+from trainmover.runtime.ballot import Ballot
 from trainmover.runtime.commit import Phase
 from trainmover.runtime.links import Links
 from trainmover.runtime.seat import Role, Seat
-from trainmover.runtime.vote import Ballot, Vote
+from trainmover.runtime.vote import Vote
 from trainmover.schemas.commands import Collect, Switch
 from trainmover.schemas.environment import WorkerEnvironment
 from trainmover.schemas.layout import Layout

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainmover.runtime.vote import Ballot
+from trainmover.runtime.ballot import Ballot
 
 # Eighths of small integers: sums of a few are exact in any order.
 EXACT = st.integers(-(2**20), 2**20).map(lambda n: n / 8)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from tests.unit.linked_ranks import WITHIN_S, Rank, World, world
 
+from trainmover.runtime.ballot import Ballot
 from trainmover.runtime.commit import Phase
 from trainmover.runtime.extras import pack
 from trainmover.runtime.fence import Revoked
-from trainmover.runtime.vote import CHANNEL, FULL, Ballot
+from trainmover.runtime.vote import CHANNEL, FULL
 from trainmover.runtime.wire import Kind
 
 ROOT, INNER, LEAF, LOW = range(4)
