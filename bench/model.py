@@ -13,7 +13,13 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt_bytes import CONTEXT, Gpt
 
-BATCH, LAYERS, WIDTH = 2, 4, 160
+BATCH, LAYERS, WIDTH = 1, 4, 160
+
+
+def endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What `ctx.batches` is for a plain script."""
+    while True:
+        yield from loader
 
 
 class Training:
@@ -34,15 +40,9 @@ class Training:
         dataset = TensorDataset(bytes_NL[:, :-1].contiguous(), bytes_NL[:, 1:].contiguous())
         sampler = DistributedSampler(dataset, size, rank, seed=1)
         self._data = batches(DataLoader(dataset, BATCH, sampler=sampler, drop_last=True))
-        self._loader = DataLoader(dataset, BATCH, sampler=sampler, drop_last=True)
 
     def step(self) -> Tensor:
-        try:
-            batch = next(self._data)
-        except StopIteration:
-            self._data = iter(self._loader)
-            batch = next(self._data)
-        loss: Tensor = self.model(*batch)
+        loss: Tensor = self.model(*next(self._data))
         loss.backward()
         self.optimizer.step()
         self.scheduler.step()

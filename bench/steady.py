@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,11 +69,11 @@ def gloo() -> None:
     """Plain DDP, as torch's documentation has it."""
     import torch
     import torch.distributed as dist
-    from model import Training
+    from model import Training, endless
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    training = Training(dist.get_rank(), dist.get_world_size(), None, iter)
+    training = Training(dist.get_rank(), dist.get_world_size(), None, endless)
     in_turns(Turns(sys.argv[2], dist.get_rank()), training.step)
     dist.destroy_process_group()
 
@@ -139,7 +139,7 @@ def _line(sock: socket.socket, job: Job) -> bytes:
 
 
 @contextmanager
-def started(name: str, command: list[str], server: socket.socket):  # type: ignore[no-untyped-def]
+def started(name: str, command: list[str], server: socket.socket) -> Iterator[Job]:
     """The job `name`, its ranks connected; ended with the block."""
     log = Path(tempfile.gettempdir()) / f"steady-{os.getpid()}-{name}.log"
     environment = {
@@ -186,7 +186,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=60, help="turns of each system (default 60)")
-    parser.add_argument("--steps", type=int, default=5, help="steps a turn (default 5)")
+    parser.add_argument("--steps", type=int, default=10, help="steps a turn (default 10)")
     parser.add_argument("--out", type=Path, help="folder for steady.json and steady.png")
     args = parser.parse_args()
     ours_command = [
@@ -236,7 +236,37 @@ def main() -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         raw = {name: {"wall_s": job.wall_s, "cpu_s": job.cpu_s} for name, job in jobs.items()}
         (args.out / "steady.json").write_text(json.dumps({"ratios": rows, "turns": raw}, indent=1))
+        draw(rows, args.out / "steady.png")
     return 0
+
+
+def title(label: str) -> str:
+    name, what = label.split()
+    return f"{'ours' if name == 'ours' else 'gloo again'} / gloo, {what[:-2]} time"
+
+
+def draw(rows: dict[str, tuple[float, float, float]], path: Path) -> None:
+    """Each ratio as a dot with its interval, beside the line of equals."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("steady: no picture: pip install 'trainmover[plots]'", file=sys.stderr)
+        return
+    figure, axes = plt.subplots(figsize=(7, 2.4), layout="constrained")
+    for at, (label, (median, low, high)) in enumerate(reversed(rows.items())):
+        color = "#15803d" if label.startswith("ours") else "#94a3b8"
+        axes.plot([low, high], [at, at], color=color, linewidth=4, solid_capstyle="round")
+        axes.plot([median], [at], "o", color=color, markersize=9)
+        axes.annotate(
+            f"{median:.3f}  [{low:.3f}, {high:.3f}]", (median, at + 0.22), ha="center", fontsize=8
+        )
+    axes.set_yticks(range(len(rows)), [title(label) for label in reversed(rows)])
+    axes.set_ylim(-0.5, len(rows) - 0.2)
+    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("ratio of a step; median and 95 % interval")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
 
 
 def show(jobs: dict[str, Job], rows: dict[str, tuple[float, float, float]]) -> None:
@@ -244,9 +274,7 @@ def show(jobs: dict[str, Job], rows: dict[str, tuple[float, float, float]]) -> N
         wall, cpu = statistics.median(job.wall_s), statistics.median(job.cpu_s)
         print(f"{name:<8} {wall * 1e3:7.1f} ms a step, {cpu * 1e3:7.1f} ms of CPU (all ranks)")
     for label, (median, low, high) in rows.items():
-        name, what = label.split()
-        title = f"{'ours' if name == 'ours' else 'gloo again'} / gloo, {what[:-2]} time"
-        print(f"{title:<28} {median:6.3f}  [{low:.3f}, {high:.3f}]")
+        print(f"{title(label):<28} {median:6.3f}  [{low:.3f}, {high:.3f}]")
 
 
 if __name__ == "__main__":

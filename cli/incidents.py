@@ -153,10 +153,13 @@ def _start(
     verdicts: Sequence[tuple[float, WorkerFailed]],
 ) -> tuple[float, Literal["fault.injected", "first evidence", "plan"]]:
     before = [r for r in records if r.seq < first.seq]
+    ended = max((r.seq for r in before if isinstance(r.event, MigrationCompleted)), default=0)
     for record in reversed(before):
-        recent = first.time_s - record.time_s <= FAULT_BELONGS_S
-        if isinstance(record.event, FaultInjected) and recent and record.event.worker in leavers:
-            return record.time_s, "fault.injected"
+        fault, recent = record.event, first.time_s - record.time_s <= FAULT_BELONGS_S
+        if isinstance(fault, FaultInjected) and recent:
+            cut = not leavers and fault.kind == "cut" and record.seq > ended
+            if cut or fault.worker in leavers:
+                return record.time_s, "fault.injected"
     if verdicts:
         return verdicts[0][1].first_evidence, "first evidence"
     for record in before:

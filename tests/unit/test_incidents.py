@@ -104,6 +104,17 @@ def test_two_deaths_of_one_interruption_are_two_verdicts() -> None:
     assert incident.ranks == (0, 1)
 
 
+def test_a_relink_after_a_cut_starts_at_it_but_not_at_one_that_was_recovered_from() -> None:
+    drill = fault("m-w2").model_copy(update={"kind": "cut"})
+    relinked = planned(replaced=())
+    first = ((0.0, drill), (0.2, CUT), (0.3, relinked), (0.4, decided(target=9)))
+    again = planned(replaced=()).model_copy(update={"generation": 3, "incident": "g3"})
+    (one,) = incidents(stream(*first))
+    assert (one.t0_from, one.planned_s) == ("fault.injected", pytest.approx(0.3))
+    _, two = incidents(stream(*first, (0.9, completed()), (5.0, again)))
+    assert two.t0_from == "plan"
+
+
 def test_a_relink_has_no_leavers_and_starts_at_the_first_aborted_step() -> None:
     relinked = planned(replaced=())
     (incident,) = incidents(stream((0.0, CUT), (0.3, relinked), (0.4, decided(target=9))))
