@@ -1,8 +1,10 @@
 """One place writes to the terminal: workers' lines, our own, a status line that is rewritten."""
 
 import contextlib
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from trainmover.agent.output import show_plain
@@ -45,3 +47,14 @@ class Console:
         with contextlib.suppress(BrokenPipeError):
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+def for_reader(work: Callable[[], int]) -> int:
+    """What it prints may go to `head`, which ends when it has enough: no error of ours."""
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 0

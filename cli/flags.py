@@ -5,6 +5,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -158,3 +159,23 @@ def fault(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written when the time comes: said now, not after the training."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, {text} is a folder: add a name")
+    output_folder(str(path.parent))
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """A folder that is there or can be made."""
+    path = Path(text)
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, {there} is a file: choose another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"nothing may be written in {there}: choose another")
+    return path

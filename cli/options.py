@@ -92,8 +92,20 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write what happened as JSON, or as a page where FILE ends in .html",
     )
-    add(parser, "--trace-dir", type=Path, metavar="DIR", help="spans of incidents, as JSON lines")
-    add(parser, "--step-digests", metavar="DIR", help="digests of the state after every step")
+    add(
+        parser,
+        "--trace-dir",
+        type=flags.output_folder,
+        metavar="DIR",
+        help="spans of incidents, as JSON lines",
+    )
+    add(
+        parser,
+        "--step-digests",
+        type=flags.output_folder,
+        metavar="DIR",
+        help="digests of the state after every step",
+    )
     add(
         parser,
         "--host",
@@ -151,7 +163,13 @@ def add_workers(parser: argparse.ArgumentParser, *, ranks: int) -> None:
         metavar="N",
         help="OMP threads a worker",
     )
-    add(parser, "--log-dir", type=Path, metavar="DIR", help="keep each worker's raw output")
+    add(
+        parser,
+        "--log-dir",
+        type=flags.output_folder,
+        metavar="DIR",
+        help="keep each worker's raw output",
+    )
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +187,7 @@ def _report_file(text: str) -> Path:
             "a run writes JSON, or a page where FILE ends in .html: give a name that ends in .json"
             f" and then `trainmover report FILE.json --png {text}`"
         )
-    return Path(text)
+    return flags.output_file(text)
 
 
 def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
@@ -202,7 +220,7 @@ def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
         report=args.report,
         log_dir=args.log_dir,
         trace_dir=args.trace_dir,
-        step_digests=str(Path(args.step_digests).absolute()) if args.step_digests else "",
+        step_digests=str(args.step_digests.absolute()) if args.step_digests else "",
         num_threads=args.num_threads,
         stall_timeout_s=args.stall_timeout,
         max_incidents=args.max_incidents,

@@ -59,7 +59,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="draws rank, step and point of each kill (default: random, printed)",
     )
-    add(parser, "--json", type=Path, metavar="FILE", help="write the findings as JSON")
+    add(parser, "--json", type=flags.output_file, metavar="FILE", help="write the findings as JSON")
     options.add_workers(parser, ranks=2)
     options.add_program(parser)
 

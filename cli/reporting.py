@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from trainmover.cli import flags, reach
+from trainmover.cli.console import for_reader
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.page import page
 from trainmover.cli.plot import NoMatplotlib, plot
@@ -26,8 +27,14 @@ examples:
 def add_to(parser: argparse.ArgumentParser) -> None:
     reach.add_to(parser)
     flags.add(parser, "--json", action="store_true", help="as `run --report` writes it")
-    flags.add(parser, "--html", type=Path, metavar="FILE", help="write one page")
-    flags.add(parser, "--png", type=Path, metavar="FILE", help="write the timelines as a picture")
+    flags.add(parser, "--html", type=flags.output_file, metavar="FILE", help="write one page")
+    flags.add(
+        parser,
+        "--png",
+        type=flags.output_file,
+        metavar="FILE",
+        help="write the timelines as a picture",
+    )
     parser.add_argument(
         "file",
         nargs="?",
@@ -40,13 +47,21 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 def tell(args: argparse.Namespace) -> int:
     """Raises WrongUsage."""
+    return for_reader(lambda: _tell(args))
+
+
+def _tell(args: argparse.Namespace) -> int:
     try:
         found = asyncio.run(_of_bus(reach.target(args))) if args.file is None else read(args.file)
+        for path in filter(None, (args.html, args.png)):
+            path.parent.mkdir(parents=True, exist_ok=True)
         if args.html is not None:
             write_page(found, args.html)
         if args.png is not None:
             plot(found, args.png)
-    except (OSError, NoReport, NoMatplotlib) as error:
+    except OSError as error:
+        raise WrongUsage(f"{error.filename}: {error.strerror}: give another file") from error
+    except (NoReport, NoMatplotlib) as error:
         raise WrongUsage(str(error)) from error
     if args.json:
         print(found.model_dump_json(indent=2))

@@ -22,8 +22,16 @@ LOOK_EVERY_S = 0.5
 def add_to(parser: argparse.ArgumentParser) -> None:
     flags.add(parser, "--bus", type=flags.bus_url, metavar="URL", help="NATS server with JetStream")
     flags.add(parser, "--job", type=flags.name, metavar="NAME", help="the job to serve")
-    flags.add(parser, "--log-dir", type=Path, metavar="DIR", help="for <service>.log")
-    flags.add(parser, "--trace-dir", type=Path, metavar="DIR", help="for <service>.jsonl, spans")
+    flags.add(
+        parser, "--log-dir", type=flags.output_folder, metavar="DIR", help="for <service>.log"
+    )
+    flags.add(
+        parser,
+        "--trace-dir",
+        type=flags.output_folder,
+        metavar="DIR",
+        help="for <service>.jsonl, spans",
+    )
 
 
 def services(args: argparse.Namespace) -> int:

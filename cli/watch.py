@@ -3,9 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
-import sys
-from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 
@@ -14,6 +11,7 @@ from trainmover.bus.job import JobBus
 from trainmover.bus.nats import NatsBus
 from trainmover.bus.port import BusUnreachable, Message
 from trainmover.cli import flags, reach, session
+from trainmover.cli.console import for_reader
 from trainmover.cli.incidents import incidents
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.progress import numbers, training
@@ -49,26 +47,17 @@ def add_inject(parser: argparse.ArgumentParser) -> None:
 
 
 def status(args: argparse.Namespace) -> int:
-    return _for_reader(_status(reach.target(args)))
+    target = reach.target(args)
+    return for_reader(lambda: asyncio.run(_status(target)))
 
 
 def events(args: argparse.Namespace) -> int:
-    return _for_reader(_events(reach.target(args), follow=args.follow, as_json=args.json))
+    target = reach.target(args)
+    return for_reader(lambda: asyncio.run(_events(target, follow=args.follow, as_json=args.json)))
 
 
 def inject(args: argparse.Namespace) -> int:
     return asyncio.run(_inject(reach.target(args), args.rank, args.worker))
-
-
-def _for_reader(work: Coroutine[None, None, int]) -> int:
-    """What it prints may go to `head`, which ends when it has enough: no error of ours."""
-    try:
-        code = asyncio.run(work)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return 0
 
 
 async def _status(target: reach.Target) -> int:

@@ -63,7 +63,8 @@ class Place:
     def in_words(self, script: str) -> str:
         size = self.layout.world_size
         who = f"{size} plain rank{'s' * (size > 1)}" if self.launched else "one rank alone"
-        protected = f"trainmover run --nproc-per-node {size} --standbys 1 {script}"
+        # a rank without a replica has nobody to take its state from
+        protected = f"trainmover run --nproc-per-node {max(size, 2)} --standbys 1 {script}"
         return f"{who}, unprotected: a death ends the training. Protected: {protected}"
 
 

@@ -377,3 +377,28 @@ def test_the_newest_assignment_says_who_holds_a_rank() -> None:
     with pytest.raises(ValueError, match="no rank 2"):
         now.worker_of(2)
     assert "rank 1    m1-w2 on m1" in "\n".join(in_lines(now))
+
+
+@pytest.mark.parametrize(
+    ("flag", "what"),
+    [("--report", "a folder"), ("--trace-dir", "a file"), ("--log-dir", "a file")],
+)
+@pytest.mark.parametrize("flags_of", [("run", "train.py")])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(
+    flag: str,
+    what: str,
+    flags_of: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    wrong = tmp_path if flag == "--report" else file
+    command, script = flags_of
+    for place in (wrong, file / "below"):
+        with pytest.raises(SystemExit) as end:
+            parser().parse_args([command, flag, str(place), script])
+        assert end.value.code == 2
+        said = capsys.readouterr().err
+        assert flag in said
+        assert what in said or "is a file" in said

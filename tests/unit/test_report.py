@@ -138,15 +138,24 @@ def test_a_file_that_is_no_report_is_refused_with_what_was_expected(
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["report", "/nowhere/report.json"]) == 2
-    assert "No such file or directory: '/nowhere/report.json'" in capsys.readouterr().err
+    assert "/nowhere/report.json: No such file or directory" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_named(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flag in ("--html", "--png"):
-        assert main.main(["report", str(file), flag, str(tmp_path / "no" / "x")]) == 2
-        assert "No such file or directory" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as end:
+            main.main(["report", str(file), flag, str(file / "x")])
+        assert end.value.code == 2
+        assert f"{flag}: expected a folder, {file} is a file" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_missing_is_made(file: Path, tmp_path: Path) -> None:
+    for flag, name in (("--html", "x.html"), ("--png", "x.png")):
+        path = tmp_path / name[-3:] / name
+        assert main.main(["report", str(file), flag, str(path)]) == 0
+        assert path.stat().st_size
 
 
 def test_a_file_counts_more_than_a_job_of_the_environment(
