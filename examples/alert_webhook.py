@@ -305,15 +305,18 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     flag("--give-up-after", type=int, default=10, metavar="N", help="refusals; default: 10")
     args = parser.parse_args(words)
     args.types = args.types.split(",")
-    for fits, expected in (
-        (set(args.types) <= SENTENCES.keys(), f"--types: expected some of {known}"),
-        (re.match("https?://.", args.url), "--url or ALERT_URL: expected http(s)://..."),
-        (re.match("(nats|tls)://.", args.bus), "--bus: expected nats://host:port or tls://..."),
-        (re.fullmatch(NAME, args.job), f"--job: expected {NAME}"),
-        (re.fullmatch(NAME, args.name), f"--name: expected {NAME}"),
+    http_url = r"https?://([^/@]*@)?([^/:]+|\[[^]]+\])(:\d+)?(/.*)?"
+    nats_url = "nats://host:port or tls://..."
+    for fits, expected, came in (
+        (set(args.types) <= SENTENCES.keys(), f"--types: expected some of {known}", args.types),
+        (re.fullmatch(http_url, args.url), "--url or ALERT_URL: expected http(s)://...", args.url),
+        (re.match("(nats|tls)://.", args.bus), f"--bus: expected {nats_url}", args.bus),
+        (re.fullmatch(NAME, args.job), f"--job: expected {NAME}", args.job),
+        (re.fullmatch(NAME, args.name), f"--name: expected {NAME}", args.name),
+        (args.give_up_after > 0, "--give-up-after: expected 1 or more", args.give_up_after),
     ):
         if not fits:
-            parser.error(expected)
+            parser.error(f"{expected}, got {came!r}")
     try:
         args.secret = bytes.fromhex(os.environ.get("TRAINMOVER_SECRET", ""))
     except ValueError:
