@@ -99,7 +99,10 @@ def kill_services(run: Job, names: tuple[str, ...], draw: random.Random) -> None
     run.pace(allowed)
     for name in names:
         allowed = disturb(run, draw, allowed, partial(kill_service, run.process.pid, name))
-    assert run.output().count("service is started again") == len(names)
+    again = "service is started again"
+    # the recovery may be over before `run` has seen that its child is dead
+    run.wait_for("every restart", lambda: run.output().count(again) >= len(names))
+    assert run.output().count(again) == len(names)
     assert_each_decision_once(run)
 
 
