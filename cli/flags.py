@@ -4,6 +4,7 @@ import argparse
 import difflib
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +42,19 @@ class Parser(argparse.ArgumentParser):
             given = unknown[0].partition("=")[0]
             near = difflib.get_close_matches(given, self._option_string_actions, 1)
             self.error(f"no flag {given} here" + (f": did you mean {near[0]}?" if near else ""))
+        self._tell_of_flags_of_the_script(getattr(known, "arguments", ()))
         return known, unknown
+
+    def _tell_of_flags_of_the_script(self, arguments: Sequence[str]) -> None:
+        """As with torchrun they are the script's; who meant them for us hears of it."""
+        ours = self._option_string_actions.keys()
+        taken = [flag for a in arguments if (flag := a.partition("=")[0]) in ours]
+        if taken:
+            print(
+                f"{self.prog}: note: {', '.join(taken)} after the script is given to the script;"
+                " what is meant for trainmover stands before it",
+                file=sys.stderr,
+            )
 
 
 class _Refuse(argparse.Action):

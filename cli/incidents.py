@@ -15,9 +15,7 @@ from trainmover.schemas.events import (
     WorkerFailed,
 )
 from trainmover.schemas.recorded import Recorded
-
-FAULT_BELONGS_S = 60.0
-"""A drill's fault this long before the plan still is its cause: a hang takes a while to see."""
+from trainmover.telemetry.phases import BELONGS_S
 
 
 class Failure(BaseModel):
@@ -155,7 +153,7 @@ def _start(
     before = [r for r in records if r.seq < first.seq]
     ended = max((r.seq for r in before if isinstance(r.event, MigrationCompleted)), default=0)
     for record in reversed(before):
-        fault, recent = record.event, first.time_s - record.time_s <= FAULT_BELONGS_S
+        fault, recent = record.event, first.time_s - record.time_s <= BELONGS_S
         if isinstance(fault, FaultInjected) and recent:
             cut = not leavers and fault.kind == "cut" and record.seq > ended
             if cut or fault.worker in leavers:

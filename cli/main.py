@@ -37,6 +37,10 @@ from another terminal:
   trainmover status
   trainmover inject kill --rank 1
   trainmover events --follow
+  trainmover report --html report.html
+
+before a long job, with kills, on a few steps:
+  trainmover rehearse train.py
 
 every flag is an environment variable too, as it says; `-` and `_` are both accepted in flags
 """

@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 
-from trainmover.runtime.wire import SHARED_BYTES
+from trainmover.runtime.wire import SHARED_BYTES, WireError
 
 SLOTS = 4
 """Frames on their way at most; 1 MiB a direction stays in the cache of a core."""
@@ -71,10 +71,10 @@ class Memory:
     """The two rings of a link as one of its ends sees them."""
 
     def __init__(self, fd: int, *, dialer: bool) -> None:
-        """Maps `fd` and closes it. Raises ValueError for memory of another size."""
+        """Maps `fd` and closes it. Raises WireError for memory of another size."""
         try:
             if os.fstat(fd).st_size != MEMORY_BYTES:
-                raise ValueError(
+                raise WireError(
                     f"expected {MEMORY_BYTES} bytes of memory for a link, got "
                     f"{os.fstat(fd).st_size}: run the same release of trainmover everywhere"
                 )

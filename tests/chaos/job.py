@@ -197,9 +197,11 @@ class Job:
 
     def sockets(self, worker: str) -> set[str]:
         """Inodes of a worker's sockets, as the kernel has them."""
-        folder = Path(f"/proc/{self.pid(worker)}/fd")
-        links = (os.readlink(entry) for entry in folder.iterdir())
-        return {link for link in links if link.startswith("socket:")}
+        found = set()
+        for entry in Path(f"/proc/{self.pid(worker)}/fd").iterdir():
+            with suppress(FileNotFoundError):  # a file that the worker has just closed
+                found.add(os.readlink(entry))
+        return {link for link in found if link.startswith("socket:")}
 
     # ---- what the test does to it
 

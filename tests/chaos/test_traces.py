@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def check(folder: Path, kills: Sequence[tuple[str, str, float]]) -> None:
     assert finished.code == 0, finished.output[-6000:]
     assert "service is started again" in finished.output
     traces = read(folder / "traces")
+    told = {incident["incident"]: incident for incident in finished.report["incidents"]}
     last = {plan["incident"]: plan for plan in run.of("migration.planned")}
     assert len(last) == len(kills)
     assert traces.keys() == {"0x" + trace_id(plan["run"], name) for name, plan in last.items()}
@@ -60,6 +62,7 @@ def check(folder: Path, kills: Sequence[tuple[str, str, float]]) -> None:
         spans = traces["0x" + trace_id(plan["run"], incident)]
         assert_whole(spans)
         assert_one_chain(spans)
+        assert_the_report_tells_the_same(spans, told[incident])
         assert_everybody_wrote_his_own(spans, plan, run.of("worker.failed"))
 
 
@@ -123,6 +126,16 @@ def assert_one_chain(spans: dict[str, Line]) -> None:
     times = [time for span in chain for time in (span["start_time"], span["end_time"])]
     assert (times[0], times[-1]) == (spans[ROOT]["start_time"], spans[ROOT]["end_time"])
     assert times[1:-1:2] == times[2:-1:2]
+
+
+def assert_the_report_tells_the_same(spans: dict[str, Line], told: dict[str, Any]) -> None:
+    """Two readers of one stream: of the spans' root, and of the report."""
+    root = spans[ROOT]
+    start, end = (datetime.fromisoformat(root[at]).timestamp() for at in ("start_time", "end_time"))
+    assert start == pytest.approx(told["t0"], abs=1e-4)
+    assert end - start == pytest.approx(told["first_step_s"], abs=1e-4)
+    assert root["attributes"]["trainmover.lost_steps"] == told["lost_steps"]
+    assert root["attributes"]["trainmover.kind"] == told["kind"]
 
 
 def assert_everybody_wrote_his_own(

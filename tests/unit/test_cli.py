@@ -402,3 +402,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(
         said = capsys.readouterr().err
         assert flag in said
         assert what in said or "is a file" in said
+
+
+def test_flags_after_the_script_are_the_scripts_and_it_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = parser().parse_args(["run", "train.py", "--standbys", "2", "--report=x", "--lr", "1"])
+    assert (args.standbys, args.report) == (1, None)
+    assert args.arguments == ["--standbys", "2", "--report=x", "--lr", "1"]
+    assert "note: --standbys, --report after the script" in capsys.readouterr().err
+    parser().parse_args(["run", "--standbys", "2", "train.py", "--lr", "1"])
+    assert capsys.readouterr().err == ""

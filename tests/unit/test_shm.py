@@ -13,7 +13,7 @@ from trainmover.runtime import shm
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
 from trainmover.runtime.shm import SLOTS, Memory
-from trainmover.runtime.wire import SHARED_BYTES, Header, Kind, Op
+from trainmover.runtime.wire import SHARED_BYTES, Header, Kind, Op, WireError
 
 GENERATION = 5
 BODIES = [random.Random(n).randbytes(n * 7_001 + 1) for n in range(20)]
@@ -152,7 +152,7 @@ def test_a_payload_in_memory_that_a_link_does_not_have_breaks_it() -> None:
 def test_memory_of_another_size_is_refused_and_closed() -> None:
     fd = os.memfd_create("other")
     os.ftruncate(fd, 4096)
-    with pytest.raises(ValueError, match="same release"):
+    with pytest.raises(WireError, match="same release"):
         Memory(fd, dialer=False)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)

@@ -1,19 +1,17 @@
 """Not rebindable: shards its data by rank before the first step, with plain torch calls only."""
 
 import argparse
-import json
-import time
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from driven import note, wait_for_pace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainmover
-from trainmover.runtime.step import Step
 
 
 def train(ctx: trainmover.Context) -> None:
@@ -50,18 +48,6 @@ def train(ctx: trainmover.Context) -> None:
                 dist.all_reduce(mean)  # a rank that is cut off here is dirty (TAIL)
                 ctx.vars["mean"] = float(mean)
             ctx.after(step, partial(note, args.folder, ctx.rank, step.number, index.tolist()))
-
-
-def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
-    with (folder / "ledger" / f"rank{rank}.jsonl").open("a") as out:
-        out.write(json.dumps({"step": step, "samples": samples}) + "\n")
-
-
-def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
-    while not step.shadow and pace.exists():
-        if step.number < int(pace.read_text()):
-            return
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":

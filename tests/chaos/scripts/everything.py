@@ -6,23 +6,21 @@ each rank waits until `<folder>/pace` allows it, so that a test can say when fau
 """
 
 import argparse
-import json
 import os
 import random
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from driven import note, wait_for_pace
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import trainmover
-from trainmover.runtime.step import Step
 
 SAMPLES, WIDTH = 640, 24
 
@@ -107,22 +105,10 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
-    with (folder / "ledger" / f"rank{rank}.jsonl").open("a") as out:
-        out.write(json.dumps({"step": step, "samples": samples}) + "\n")
-
-
 def die_once(marker: Path) -> None:
     if not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
-    while not step.shadow and pace.exists():
-        if step.number < int(pace.read_text()):
-            return
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,17 @@ draw from: one takes its inputs, the other its classes. Ledger and pace as in ev
 """
 
 import argparse
-import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from driven import note, wait_for_pace
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import trainmover
-from trainmover.runtime.step import Step
 
 SAMPLES, FEATURES, CLASSES = 480, 12, 4
 MICRO_BATCHES = 2
@@ -112,18 +110,6 @@ def average_gradients(stage: nn.Module, replicas: dist.ProcessGroup) -> None:
     means = torch.split(flat, [g.numel() for g in gradients])
     for gradient, mean in zip(gradients, means, strict=True):
         gradient.copy_(mean.view_as(gradient))
-
-
-def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
-    with (folder / "ledger" / f"rank{rank}.jsonl").open("a") as out:
-        out.write(json.dumps({"step": step, "samples": samples}) + "\n")
-
-
-def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
-    while not step.shadow and pace.exists():
-        if step.number < int(pace.read_text()):
-            return
-        time.sleep(0.005)
 
 
 if __name__ == "__main__":
