@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest
+# Properties draw the same examples each time in `test` (hypothesis' own profile), new ones in `test-full`.
+PROPERTIES := ci
+PYTEST = $(BIN)/python -m pytest --hypothesis-profile=$(PROPERTIES)
 
 .PHONY: demo test test-full check unit clean
 
@@ -25,6 +27,7 @@ check: $(STAMP)  ## formatting, lint, types, who imports whom, unit tests
 test: check  ## everything but the full matrices; under 12 minutes on two cores
 	$(PYTEST) tests/integration tests/chaos -q -m 'not full and not gpu'
 
+test-full: PROPERTIES := default
 test-full: check  ## with the full matrices; up to 75 minutes on two cores
 	$(PYTEST) tests/integration tests/chaos -q -m 'not gpu'
 

@@ -11,7 +11,7 @@ def ticks(end_s: float, most: int) -> list[tuple[float, str]]:
     unit_s = 60.0 if end_s >= MINUTES_FROM_S else 1.0
     power = unit_s * max(1e-3, 10.0 ** floor(log10(end_s / unit_s / most)))
     step = next(f * power for f in (1, 2, 5, 10, 20) if end_s <= most * f * power)
-    places = [place * step for place in range(floor(end_s / step) + 1)]
+    places = [min(place * step, end_s) for place in range(floor(end_s / step) + 1)]
     return [(at_s, duration(at_s, like_s=end_s) if at_s else "0") for at_s in places]
 
 

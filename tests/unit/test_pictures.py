@@ -246,6 +246,7 @@ def test_of_many_ranks_the_joiner_its_neighbours_and_the_slowest_have_rows() -> 
 
 @given(st.floats(0.01, 1e6), st.integers(1, 20))
 @example(0.01, 20)
+@example(0.85, 17)  # 17 * 0.05 is a bit more than 0.85
 def test_ticks_are_round_rise_from_0_and_stay_on_the_axis(end_s: float, most: int) -> None:
     places = ticks(end_s, most)
     at = [at_s for at_s, _ in places]
