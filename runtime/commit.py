@@ -35,6 +35,8 @@ class Phase(StrEnum):
     """(H) the generation ended after its ok vote: it may or may not be committed."""
     ENDED = "ended"
     """(B) told abort, or the generation ended at or after a boundary."""
+    FROZEN = "frozen"
+    """(Z) at a boundary, its generation alive: every rank stops there for a planned switch."""
     READY = "ready"
     """(R) at the target of generation `ready_for`."""
     DONE = "done"
@@ -61,6 +63,11 @@ class Position(NamedTuple):
     """TAIL: a collective after the vote was poisoned, its state cannot be trusted."""
     kept: Mapping[int, tuple[int, ...]] = MappingProxyType({})
     """Rank -> versions of its extras kept here, ascending."""
+    freeze: int = 0
+    """Planned generation for which it asks to freeze in its next vote, or for which the result
+    of the vote says so, or for which it is frozen; 0: none."""
+    thawed: int = 0
+    """REMEMBER: highest planned generation that it was told is dropped."""
 
     @property
     def ended(self) -> bool:
@@ -88,22 +95,20 @@ def keep(p: Position, generation: int, rank: int, version: int) -> Position:
     CUT: a worker that ended its generation stores nothing more of it. REBUDDY: one that is ready
     for the next generation stores what that one starts with.
     """
-    running = not p.ended and generation == p.generation
-    starting = p.phase is Phase.READY and generation == p.ready_for == p.promised
-    if not running and not starting:
+    running = generation == p.generation and not p.ended
+    if not running and not (p.phase is Phase.READY and generation == p.ready_for == p.promised):
         return p
     versions = tuple(sorted({*p.kept.get(rank, ()), version}))[-KEEP:]
     p = p._replace(kept={**p.kept, rank: versions})
     if p.phase is Phase.VOTED and version == p.committed + 2:
-        return p._replace(phase=Phase.APPLYING)
+        return p._replace(phase=Phase.APPLYING, freeze=0)
     return p
 
 
 def may_vote(p: Position, neighbours: tuple[int, ...]) -> bool:
     """A rank votes ok only when its neighbours' extras of the next step are here."""
     version = p.committed + 1
-    missing = [rank for rank in neighbours if version not in p.kept.get(rank, ())]
-    return p.phase is Phase.GATHERED and not missing
+    return p.phase is Phase.GATHERED and all(version in p.kept.get(r, ()) for r in neighbours)
 
 
 def voted(p: Position) -> Position:
@@ -112,10 +117,11 @@ def voted(p: Position) -> Position:
     return p._replace(phase=Phase.VOTED)
 
 
-def result(p: Position, generation: int, step: int, commit: bool) -> Position:
+def result(p: Position, generation: int, step: int, commit: bool, freeze: int = 0) -> Position:
     """The vote's result, or a FASTFAIL abort that overtakes the votes.
 
-    Ignored when the generation has ended here (CUT), or when it is of another step.
+    With `freeze` every rank stops at the end of the block, for that planned generation. Ignored
+    when the generation has ended here (CUT), or when it is of another step.
     """
     if p.ended or generation != p.generation or step != p.committed:
         return p
@@ -124,7 +130,7 @@ def result(p: Position, generation: int, step: int, commit: bool) -> Position:
     if commit:
         # The root combines in GATHERED, the others wait in VOTED.
         _expect(p, Phase.VOTED, Phase.GATHERED)
-        return p._replace(phase=Phase.APPLYING)
+        return p._replace(phase=Phase.APPLYING, freeze=freeze)
     _expect(p, Phase.COMPUTING, Phase.GATHERED, Phase.VOTED)
     return p._replace(phase=Phase.ENDED)
 
@@ -147,15 +153,47 @@ def failed(p: Position) -> Position:
 def applied(p: Position, *, poisoned: bool, last: bool) -> Position:
     """The block of a committed step ended. TAIL: a collective poisoned since the vote is dirt."""
     _expect(p, Phase.APPLYING)
-    p = p._replace(committed=p.committed + 1, extras=p.committed + 1, dirty=p.dirty or poisoned)
-    if last and not p.dirty:
-        return p._replace(phase=Phase.DONE)
-    if poisoned or p.promised > p.generation:
-        return p._replace(phase=Phase.ENDED)
-    return p._replace(phase=Phase.COMPUTING)
+    done, dirty, freeze = p.committed + 1, p.dirty or poisoned, 0
+    if last and not dirty:
+        phase = Phase.DONE
+    elif poisoned or p.promised > p.generation:
+        phase = Phase.ENDED
+    elif p.freeze > p.thawed:
+        phase, freeze = Phase.FROZEN, p.freeze
+    else:
+        phase = Phase.COMPUTING
+    return p._replace(phase=phase, committed=done, extras=done, dirty=dirty, freeze=freeze)
 
 
-# ---- after a failure
+# ---- a planned switch
+
+
+def freeze(p: Position, generation: int) -> Position:
+    """Ask in the next vote that all ranks stop at its boundary, for planned `generation`.
+
+    REMEMBER: not for one that was dropped; and not where another is asked for, or promised.
+    """
+    asked = p.freeze or generation <= max(p.generation, p.thawed) or p.promised > generation
+    if asked or p.phase not in (Phase.COMPUTING, Phase.GATHERED):
+        return p
+    return p._replace(freeze=generation)
+
+
+def thaw(p: Position, generation: int) -> Position:
+    """Nothing up to planned `generation` will come: who is frozen goes on where it stands.
+
+    PROMISE: nothing that is decided can be dropped any more.
+    """
+    if generation <= max(p.generation, p.thawed) or p.promised >= generation:
+        return p
+    p = p._replace(thawed=generation)
+    if not 0 < p.freeze <= generation:
+        return p
+    frozen = p.phase is Phase.FROZEN
+    return p._replace(freeze=0, phase=Phase.COMPUTING if frozen else p.phase)
+
+
+# ---- after a failure, or a freeze
 
 
 def collect(p: Position, generation: int) -> Position | None:
@@ -186,9 +224,10 @@ def obey(p: Position, generation: int, target: int) -> Position | None:
     if p.phase is Phase.EMPTY:
         return None
     if p.committed == target:
-        return _fresh(p, target)._replace(phase=Phase.READY, ready_for=generation, extras=target)
+        p = _fresh(p, target)
+        return p._replace(phase=Phase.READY, ready_for=generation, extras=target, freeze=0)
     if p.phase is Phase.HOLDING and p.committed == target - 1:
-        return p._replace(phase=Phase.APPLYING)
+        return p._replace(phase=Phase.APPLYING, freeze=0)
     raise ProtocolError(
         f"generation {generation} continues from {target} committed steps, this worker has "
         f"{p.committed} and is {p.phase}: no correct decision says that"

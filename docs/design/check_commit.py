@@ -24,7 +24,8 @@ Rules that can be switched on (each is one sentence for the text; see commit.md)
   TAIL      a collective poisoned anywhere between the vote and the end of the block makes the rank dirty
   EXIT      no worker leaves the last step before every rank is known to have committed it
   RELINK    an abort without a dead worker leads to a plan without leavers (same workers, next generation)
-  WAL       migration.switched is durable before the first resume; from then on only forward, to a new generation
+  WAL       what ends a generation is durable first: migration.decided of a planned switch stands before its first command, and then
+            nothing takes it back; only forward, to a new generation
   REMEMBER  a worker that was told abort(m) never freezes for m
   RESET     a worker that comes back is a new, empty worker
   FASTFAIL  who votes failed does not owe extras; failed and abort travel at once and end a wait for extras or votes
@@ -36,7 +37,7 @@ named end here), bytes on the links, extras that change between vote and next op
 
 Extras beyond the decided step are dropped when it is obeyed: the retry sends its own.
 
-Run: python3 check_commit.py [scenario ...]   (all: about three minutes on one core)
+Run: python3 check_commit.py [scenario ...]   (all: about seven minutes on one core)
 """
 import sys
 import time
@@ -116,16 +117,23 @@ class Model:
         n = w[AP]
         if w[EX] != n + 1:
             raise Violation(f"worker {i} ends step {n} with extras version {w[EX]}")
-        if fz and not ("REMEMBER" in self.rules and w[AB] >= fz):
-            return self.up(W, i, (AP, n + 1), (PH, "Z"), (FZ, fz)), M | {("Y", fz, i)}
         if n + 1 == self.N:
             return self.up(W, i, (AP, n + 1), (PH, "D"), (FZ, 0)), (M | {("N", w[GEN], i)} if self.exits else M)
+        if fz and not ("REMEMBER" in self.rules and w[AB] >= fz):
+            return self.up(W, i, (AP, n + 1), (PH, "Z"), (FZ, fz)), M | {("Y", fz, i, n + 1)}
         return self.up(W, i, (AP, n + 1), (PH, "C"), (FZ, 0)), M
 
     def committed(self, W, i, fz, M):
         if self.opt:
             return self.up(W, i, (PH, "O"), (FZ, fz)), M
         return self.applied(W, i, fz, M)
+
+    @staticmethod
+    def giver(M, g):
+        """The worker that gives its rank away in the planned switch to g and is asked as well, until its joiner runs; or -1."""
+        if any(m[0] == "S" and m[1] == g for m in M):
+            return -1
+        return next((m[2] for m in M if m[0] == "L" and m[1] == g), -1)
 
     # ---------------------------------------------------------------- transitions
     def successors(self, s):
@@ -200,7 +208,7 @@ class Model:
                         yield f"GLITCH: a link of worker {i} (rank {r}) breaks; it votes failed for step {n}", (self.up(W, i, (PH, "F")), A, cur, pend, M | {("V", g, n, r, 1, 0)}, F2), True
             # ---- collect
             for m in M:
-                if m[0] == "Q" and i in A[m[1] - 1] and g < m[1] and not (promise and w[PR] > m[1]):
+                if m[0] == "Q" and (i in A[m[1] - 1] or i == self.giver(M, m[1])) and g < m[1] and not (promise and w[PR] > m[1]):
                     g2, k = m[1], m[2]
                     if any(x[0] == "A" and x[1] == g2 and x[2] == k and x[3] == i for x in M):
                         continue
@@ -220,7 +228,7 @@ class Model:
                     word = {"s": "empty", "h": f"holding step {n}", "-": f"{ap} steps committed", "x": f"{ap} committed, dirty"}[st]
                     yield f"worker {i} answers collect(g{g2}, mover attempt {k}): {word}", (self.up(W, i, *ch), A, cur, pend, M | {("A", g2, k, i, ap, st)}, F), False
                 # ---- obey
-                if m[0] == "D" and i in A[m[1] - 1] and g < m[1]:
+                if m[0] == "D" and (i in A[m[1] - 1] or i == self.giver(M, m[1])) and g < m[1]:
                     g2, T = m[1], m[3]
                     if promise and w[PR] != g2:
                         continue
@@ -239,9 +247,12 @@ class Model:
                     if (ph == "S" and not g) or (ph == "R" and w[RD] == g2 and w[BAD] == 2):
                         a2 = A[g2 - 1]
                         r2 = a2.index(i)
-                        donor = next((x for x in a2 if x != i and ("OK", g2, x, 1, T) in M and W[x][ST] == "u" and W[x][PH] == "R" and W[x][RD] == g2), None)
+                        lv = self.giver(M, g2)
+                        donor = next((x for x in (lv, *a2) if x >= 0 and x != i and ("OK", g2, x, 1, T) in M and W[x][ST] == "u" and W[x][PH] == "R" and W[x][RD] == g2), None)
                         if ph == "S":
                             bx, px = a2[(r2 + 1) % 3], a2[(r2 - 1) % 3]
+                            if lv >= 0 and W[lv][ST] == "u" and W[lv][STO] >> T & 1 and lv in (x[(r2 + 1) % 3] for x in A[:g2 - 1]):
+                                bx = lv
                             if W[bx][ST] == "u" and (W[bx][PH] == "S" or (W[bx][PH] == "R" and W[bx][RD] == g2 and not W[bx][STO] >> T & 1)):
                                 if g2 == cur and ("SNAP", g2) not in M:
                                     yield f"extras of rank {r2} at {T} are lost: its buddy's worker {bx} holds none", (W, A, cur, pend, M | {("SNAP", g2)}, F), False
@@ -262,8 +273,7 @@ class Model:
                 if m[0] == "S" and i in A[m[1] - 1] and g < m[1]:
                     g2, T = m[1], m[2]
                     crash = ph == "R" and w[RD] == g2 and (not promise or w[PR] in (g2, 0) or w[PR] < g2)
-                    plan = ph == "Z" and w[FZ] == g2 and not (promise and w[PR] > g2)
-                    if crash or plan:
+                    if crash:
                         if w[BAD]:
                             raise Violation(f"worker {i} resumes in g{g2} with wrong tracked state (it never learnt it was dirty, or its donor was)")
                         if n != T or w[EX] != n:
@@ -274,14 +284,12 @@ class Model:
                 # ---- planned migration: freeze and its abort
                 if m[0] == "F" and g and g < m[1] and ph in "CG" and not w[FZ] and i in A[cur - 1] and not ("REMEMBER" in rules and w[AB] >= m[1]) and not (promise and w[PR] > m[1]):
                     yield f"worker {i} hears freeze for g{m[1]}: sets the flag in its next vote", (self.up(W, i, (FZ, m[1])), A, cur, pend, M, F), False
-                if m[0] == "E" and w[AB] < m[1] and g < m[1] and not (promise and w[PR] > m[1]):
+                if m[0] == "E" and w[AB] < m[1] and g < m[1] and not (promise and w[PR] >= m[1]):
                     ch = [(AB, m[1])]
-                    if ph == "Z" and w[FZ] == m[1]:
+                    if ph == "Z" and w[FZ] <= m[1]:
                         ch += [(FZ, 0), (PH, "C" if n < self.N else "D")]
-                    elif w[FZ] == m[1]:
+                    elif 0 < w[FZ] <= m[1]:
                         ch += [(FZ, 0)]
-                    elif ph == "R" and w[RD] == m[1]:
-                        ch += [(PH, "S"), (AP, 0), (EX, 0), (STO, 0), (RD, 0)]
                     yield f"worker {i} hears that the migration to g{m[1]} is aborted", (self.up(W, i, *ch), A, cur, pend, M, F), False
             # ---- faults
             calm = not self.seq or all(W[x][ST] == "u" and W[x][GEN] == cur and W[x][PH] in "CGVO" for x in A[cur - 1])
@@ -301,7 +309,12 @@ class Model:
         relink = "RELINK" in rules and not lost and not pend and any(W[x][ST] == "u" and W[x][PH] == "B" and W[x][GEN] == cur and W[x][PR] <= cur for x in a)
         finished = any(all(("N", k, x) in M for x in b) for k, b in enumerate(A, 1))
         if (lost and len(free) >= len(lost) or relink) and not finished:
-            sub = dict(zip(lost, free))
+            back = self.giver(M, cur)
+            if back >= 0 and W[back][ST] == "u" and not F[SUSBITS] >> back & 1:
+                lost = [x for x in lost if x != a[self.leaver]]  # its joiner may be dead or not
+                sub = {a[self.leaver]: back, **dict(zip(lost, free))}
+            else:
+                sub = dict(zip(lost, free))
             b = tuple(sub.get(x, x) for x in a)
             g2 = len(A) + 1
             what = ", ".join(f"{x} -> {y}" for x, y in sub.items()) or "no leaver"
@@ -312,23 +325,21 @@ class Model:
             yield f"planner: planned migration g{g2} ({a[self.leaver]} -> {free[0]}); mover requests freeze", (W, A + (b,), cur, g2, M | {("F", g2)}, F[:PLANNED] + (F[PLANNED] - 1,) + F[PLANNED + 1:]), True
         # ---- mover, planned
         if pend:
-            b = A[pend - 1]
-            j, lv = b[self.leaver], a[self.leaver]
-            sent = any(m[0] == "S" and m[1] == pend for m in M)
-            if all(("Y", pend, x) in M for x in a) and W[j][ST] == "u" and W[j][PH] == "S" and W[lv][ST] == "u" and W[lv][PH] == "Z" and W[lv][FZ] == pend and W[j][AB] < pend:
-                T = W[lv][AP]
-                yield f"joiner {j} pulls state {T} from the frozen leaver {lv}", (self.up(W, j, (PH, "R"), (RD, pend), (AP, T), (EX, W[lv][EX]), (STO, W[lv][STO]), (BAD, W[lv][BAD])), A, cur, pend, M | {("OK", pend, j, 1, T)}, F), False
-            for m in M:
-                if m[0] == "OK" and m[1] == pend and m[2] == j and not sent:
-                    if "WAL" in rules:
-                        yield f"mover: migration.switched g{pend} is durable, then resume to all", (W, A, pend, 0, M | {("S", pend, m[4])}, F), False
-                    else:
-                        yield f"mover: sends resume in g{pend}", (W, A, cur, pend, M | {("S", pend, m[4])}, F), False
-            if sent and "WAL" not in rules:
-                yield f"mover: publishes migration.switched g{pend}", (W, A, pend, 0, M, F), False
-            if not sent or F[MRESTART]:
-                F2 = F[:MRESTART] + (F[MRESTART] - 1,) + F[MRESTART + 1:] if sent else F
-                yield f"mover: {'restarted, does not know that it sent resume; ' if sent else ''}deadline, aborts g{pend}", (W, A, cur, 0, M | {("E", pend)}, F2), bool(sent)
+            frozen = {m[2]: m[3] for m in M if m[0] == "Y" and m[1] == pend}
+            begun = any(m[0] == "D" and m[1] == pend for m in M)
+            if all(x in frozen for x in a) and not begun:
+                if len(set(frozen.values())) > 1:
+                    raise Violation(f"ranks froze for g{pend} at different steps {frozen}")
+                M2 = M | {("L", pend, a[self.leaver]), ("Q", pend, 1), ("D", pend, 1, frozen[a[0]])}
+                if "WAL" in rules:
+                    yield f"mover: all are frozen; migration.decided g{pend} is durable, then collect and the decision to all", (W, A, pend, 0, M2, F), False
+                else:
+                    yield f"mover: all are frozen; sends collect and the decision for g{pend}", (W, A, cur, pend, M2, F), False
+            if begun:
+                yield f"mover: publishes migration.decided g{pend}", (W, A, pend, 0, M, F), False
+            if not begun or F[MRESTART]:
+                F2 = F[:MRESTART] + (F[MRESTART] - 1,) + F[MRESTART + 1:] if begun else F
+                yield f"mover: {'restarted, does not know that it began; ' if begun else ''}deadline, aborts g{pend}", (W, A, cur, 0, M | {("E", pend)}, F2), bool(begun)
         # ---- mover, crash path
         ks = [m[2] for m in M if m[0] == "Q" and m[1] == cur]
         if ks:
@@ -443,7 +454,7 @@ SCENARIOS = [
     ("glitch+crash", "a link breaks and one worker crashes", dict(glitch=1, crash=1), ("completed",), ("FASTFAIL", "RELINK")),
     ("freeze", "planned switch that may be aborted at any time", dict(planned=1), ("completed",), ("REMEMBER",)),
     ("freeze+crash", "planned switch and one crash (leaver, joiner or stayer), 2 standbys", dict(planned=1, crash=1, standbys=2), ("completed",), ("REMEMBER", "PROMISE")),
-    ("switch+mover", "planned switch, mover restarts between resume and migration.switched", dict(planned=1, mrestart=1), ("completed",), ("WAL",)),
+    ("switch+mover", "planned switch, mover restarts between its first command and migration.decided", dict(planned=1, mrestart=1), ("completed",), ("WAL",)),
     ("switch+mover+crash", "the same and one crash, 2 standbys", dict(planned=1, mrestart=1, crash=1, standbys=2), ("completed",), ()),
     ("exit, two crashes", "workers exit after the last step, two crashes, 2 standbys", dict(crash=2, exits=True, standbys=2), ANY, ()),
     ("zero, two crashes", "optimizer with collectives inside, two crashes, 2 standbys", dict(crash=2, opt="zero", standbys=2), ANY, ()),

@@ -24,6 +24,7 @@ from trainmover.schemas.events import (
     LayoutAssigned,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
 )
 from trainmover.schemas.recorded import Recorded
@@ -53,7 +54,7 @@ REFERENCE = _load()
 ARGUMENTS: dict[str, dict[str, Any]] = {name: args for name, _, args, _, _ in REFERENCE.SCENARIOS}
 
 WORLD = 3
-ST, GEN, PH, AP, EX, PR, RD, BAD, STO = range(9)
+ST, GEN, PH, AP, EX, PR, RD, BAD, STO, FZ, AB = range(11)
 """Fields of a worker in the model."""
 Assignments = tuple[tuple[int, ...], ...]
 """Workers in rank order, from generation 1 on."""
@@ -70,6 +71,7 @@ PHASES = {
     "B": CUT_OFF,
     "H": (Phase.HOLDING,),
     "R": (Phase.READY,),
+    "Z": (Phase.FROZEN,),
     "D": (Phase.DONE,),
 }
 
@@ -122,6 +124,8 @@ class Product:
     """(Generation, attempt) -> what its members answered, the block of a committed step over."""
     at_once: dict[tuple[int, int], dict[str, Answer]] = field(default_factory=dict)
     """The same, answered before the end of that block."""
+    leavers: Mapping[int, int] = field(default_factory=dict)
+    """Planned generation -> the worker that is to give its rank away."""
     lost: frozenset[int] = frozenset()
     """Generations for which the mover finds state lost: it aborts the plan, or begins again."""
 
@@ -135,6 +139,7 @@ class Product:
         """A copy that goes its own way."""
         other = copy(self)
         other.positions = list(self.positions)
+        other.leavers = dict(self.leavers)
         other.answers = {key: dict(said) for key, said in self.answers.items()}
         other.at_once = {key: dict(said) for key, said in self.at_once.items()}
         return other
@@ -206,6 +211,10 @@ def differences(product: Product, state: Any) -> Iterator[str]:
         meant = (w[GEN], w[AP], w[EX], max(w[PR], w[GEN]), w[RD], w[BAD] == 2)
         if said != meant:
             yield f"worker {i} says {said}, the model {meant}: {w}"
+        of_meaning = w[PH] in "CGVOZ" and p.phase is not Phase.ENDED
+        freeze = w[FZ] if of_meaning else p.freeze
+        if (p.freeze, p.thawed) != (freeze, w[AB]):
+            yield f"worker {i} freezes for {p.freeze}, not for {p.thawed}: in the model {w}"
         if not _keeps(product, i, w, assignments):
             yield f"worker {i} keeps {dict(p.kept)}, in the model {w[STO]:b}: {w}"
 
@@ -216,6 +225,8 @@ def _phases(product: Product, i: int, w: Any) -> tuple[Phase, ...]:
         return CUT_OFF
     if w[PH] == "R" and w[PR] > w[RD]:
         return CUT_OFF
+    if w[PH] == "Z" and product.late and product.positions[i].ended:
+        return (Phase.FROZEN, Phase.ENDED)  # it was told of a new plan before its block ended
     return PHASES[w[PH]]
 
 
@@ -237,28 +248,43 @@ def _keeps(product: Product, i: int, w: Any, assignments: Assignments) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def plan_of(assignments: Assignments, generation: int) -> MigrationPlanned:
+def plan_of(
+    assignments: Assignments, generation: int, leaver: int | None = None
+) -> MigrationPlanned:
     before, after = assignments[generation - 2], assignments[generation - 1]
     swaps = enumerate(zip(before, after, strict=True))
-    return plan(
+    made = plan(
         generation,
         *((rank, WORKERS[x], WORKERS[y]) for rank, (x, y) in swaps if x != y),
         members=_members(after),
         reason="the model says so",
     )
+    if leaver is None:
+        return made
+    leavers = (member(before.index(leaver), WORKERS[leaver]),)
+    return made.model_copy(update={"kind": "planned", "leavers": leavers})
 
 
 @lru_cache(maxsize=1024)
 def mover_state(
-    assignments: Assignments, generation: int, target: int | None = None, switched: bool = False
+    assignments: Assignments,
+    generation: int,
+    target: int | None = None,
+    switched: bool = False,
+    leaver: int | None = None,
 ) -> State:
-    """The mover's fold over the plan, the decision for `target`, and `migration.switched`."""
+    """The mover's fold over the plan, the decision for `target`, and `migration.switched`.
+
+    With `leaver` it is a planned switch whose joiner is prepared.
+    """
     words = {**J, "generation": generation, "incident": "g2", "target": target}
     events: list[Event] = [
         submitted(),
         LayoutAssigned(**J, members=_members(assignments[0])),
-        plan_of(assignments, generation),
+        plan_of(assignments, generation, leaver),
     ]
+    if leaver is not None:
+        events.append(MigrationPrepared.model_validate(words))
     if target is not None:
         events.append(MigrationDecided.model_validate(words))
     if switched:

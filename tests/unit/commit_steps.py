@@ -55,6 +55,13 @@ class Move:
     def number(self, name: str) -> int:
         return int(self.says[name])
 
+    @property
+    def freeze(self) -> int:
+        """For which planned generation the result of this worker's vote says to freeze."""
+        about = ("R", self.generation, self.number("n"))
+        said = {m for m in (*self.before[4], *self.after[4]) if m[:3] == about and m[4] == "c"}
+        return max((m[5] for m in said), default=0)
+
 
 Step = Callable[[Product, Move], None]
 
@@ -125,7 +132,8 @@ def _combines_to_commit(product: Product, move: Move) -> None:
 
 def _hears_result(product: Product, move: Move) -> None:
     p, ok = product.positions[move.worker], move.says["what"] == "commit"
-    product.put(move.worker, commit.result(p, move.generation, move.number("n"), ok))
+    step, freeze = move.number("n"), move.freeze
+    product.put(move.worker, commit.result(p, move.generation, step, ok, freeze))
 
 
 def _gives_up(product: Product, move: Move) -> None:
@@ -137,7 +145,46 @@ def _ends_clean(product: Product, move: Move) -> None:
     product.end_block(move.worker, poisoned=False)
 
 
-# ---- after a failure
+# ---- a planned switch
+
+
+def _is_planned(product: Product, move: Move) -> None:
+    product.leavers = {**product.leavers, move.number("g"): move.number("l")}
+
+
+def _hears_freeze(product: Product, move: Move) -> None:
+    p = product.positions[move.worker]
+    product.put(move.worker, commit.freeze(p, move.number("g")))
+
+
+def _hears_drop(product: Product, move: Move) -> None:
+    p = product.positions[move.worker]
+    product.put(move.worker, commit.thaw(p, move.number("g")))
+
+
+def _all_frozen(product: Product, move: Move) -> None:
+    """WAL: `migration.decided` comes before any command of the planned switch."""
+    workers, assignments, generation = move.before[0], move.before[1], move.number("g")
+    leaver = product.leavers[generation]
+    for x in assignments[generation - 2]:
+        product.end_quiet_block(x)  # it says that it is frozen when that is over
+    asked = {*assignments[generation - 1], leaver}
+    if any(workers[x][ST] != "u" for x in asked):
+        return  # Nobody knows of the crash yet, and the dead give no answers here.
+    joiner = next(x for x in assignments[generation - 1] if workers[x][GEN] == 0)
+    answers = {WORKERS[x]: product.answer(x) for x in asked}
+    answers[WORKERS[joiner]] = product.answer(joiner).model_copy(update={"prepared": generation})
+    state = mover_state(assignments, generation, leaver=leaver)
+    if any(product.positions[x].phase is not Phase.FROZEN for x in asked - {joiner}):
+        return  # Somebody said so once and has promised another generation since.
+    (said,) = mover_says(state, answers)
+    assert isinstance(said, MigrationDecided), said
+    assert said.target == workers[leaver][AP], said
+    (source,) = said.sources
+    assert source.extras_from == source.donors[0] == WORKERS[leaver], said
+
+
+# ---- after a failure, or a freeze
 
 
 def _answers(product: Product, move: Move) -> None:
@@ -158,6 +205,8 @@ def _answers(product: Product, move: Move) -> None:
 def _is_all_or_nothing(product: Product, move: Move) -> None:
     """ALL: while an answer is missing the mover only asks for it."""
     answers = product.answers[move.number("g"), move.number("k")]
+    if move.number("g") in product.leavers:
+        return  # A planned switch is decided before anybody is asked.
     state = mover_state(move.before[1], move.number("g"))
     silent = {m.worker for m in state.members} - answers.keys()
     if silent:
@@ -233,9 +282,14 @@ def _pulls(product: Product, move: Move) -> None:
         return  # The product is rightly stricter: another rank of this plan can not be restored.
     if generation != current or donor.promised != generation:
         return  # And stricter: who promised a newer generation serves no older one.
+    leaver = product.leavers.get(generation)
     members = [x for x in assignments[generation - 1] if workers[x][ST] == "u"]
+    if leaver is not None and workers[leaver][ST] == "u":
+        members.append(leaver)
+        if product.positions[leaver].promised != generation:
+            return  # And stricter: a leaver that lives is asked before anybody takes its rank.
     answers = {WORKERS[x]: product.answer(x) for x in members}
-    said = mover_says(mover_state(assignments, generation, target), answers)
+    said = mover_says(mover_state(assignments, generation, target, leaver=leaver), answers)
     asked = [out.command for out in said if isinstance(out, Ask) and out.worker == WORKERS[i]]
     (pull,) = [command for command in asked if isinstance(command, Pull)]
     named = product.positions[WORKERS.index(pull.donor.worker)]
@@ -256,8 +310,14 @@ def _all_ready(product: Product, move: Move) -> None:
     if any(workers[x][ST] != "u" for x in members):
         return  # Nobody knows of the crash yet, and the dead give no answers here.
     target = workers[members[0]][AP]
-    answers = {WORKERS[x]: product.answer(x, Stage.SWITCHED) for x in members}
-    (said,) = mover_says(mover_state(assignments, generation, target), answers)
+    leaver = product.leavers.get(generation)
+    if leaver is not None and (
+        workers[leaver][ST] != "u" or product.positions[leaver].promised != generation
+    ):
+        return
+    asked = (*members, leaver) if leaver is not None else members
+    answers = {WORKERS[x]: product.answer(x, Stage.SWITCHED) for x in asked}
+    (said,) = mover_says(mover_state(assignments, generation, target, leaver=leaver), answers)
     assert isinstance(said, MigrationSwitched), said
     assert said.target == target, said
 
@@ -314,5 +374,9 @@ STEPS: tuple[tuple[str, Step], ...] = (
     (_W + rf"resumes in g(?P<g>\d) at {_N}", _resumes),
     (r"zombie (?P<i>\d) comes back", _is_new),
     (_R + r"leaves the job", _nothing),
-    (r"CRASH|WRONG SUSPICION|MOVER|planner", _nothing),
+    (_W + r"hears freeze for g(?P<g>\d)", _hears_freeze),
+    (_W + r"hears that the migration to g(?P<g>\d) is aborted", _hears_drop),
+    (r"mover: all are frozen; migration.decided g(?P<g>\d)", _all_frozen),
+    (r"planner: planned migration g(?P<g>\d) \((?P<l>\d) -> \d\)", _is_planned),
+    (r"CRASH|WRONG SUSPICION|MOVER|planner|mover: deadline", _nothing),
 )

@@ -8,10 +8,14 @@ from tests.unit.commit_model import (
     PH,
     REFERENCE,
     ROOT,
+    Product,
     reference,
     replay,
     wrong_end,
 )
+from tests.unit.commit_steps import follow
+
+from trainmover.runtime.commit import Phase
 
 KEPT_IN = {
     "CUT": ("runtime/commit.py", "runtime/links.py", "runtime/seat.py"),
@@ -24,8 +28,8 @@ KEPT_IN = {
     "TAIL": ("runtime/commit.py", "runtime/block.py"),
     "EXIT": ("runtime/run.py", "runtime/performance.py"),
     "RELINK": ("runtime/news.py", "services/planner/choice.py"),
-    "WAL": ("services/mover/decide.py",),
-    "REMEMBER": ("docs/design/check_commit.py",),  # Planned moves come later.
+    "WAL": ("services/mover/decide.py", "services/mover/ahead.py"),
+    "REMEMBER": ("runtime/commit.py",),
     "RESET": ("services/planner/state.py", "agent/agent.py"),
     "FASTFAIL": ("runtime/commit.py", "runtime/vote.py"),
 }
@@ -45,11 +49,12 @@ def test_each_rule_is_named_where_it_is_kept(rule: str) -> None:
 
 
 def test_remember_who_was_told_the_abort_of_a_move_does_not_freeze_for_it() -> None:
-    # The product has no planned moves yet: this is the reference for them.
     record = HISTORIES["REMEMBER"]
     without, model = reference(record["scenario"], "REMEMBER"), reference(record["scenario"])
     *_, (_, _, frozen) = replay(without, record["history"])
-    *_, (_, _, end) = replay(model, record["history"])
+    product = Product(model)
+    for before, label, after in replay(model, record["history"]):
+        follow(product, before, label, after)
     assert frozen[0][2][PH] == "Z"
-    assert end[0][2][PH] == "C"
-    assert wrong_end(model, end) == ""
+    assert product.positions[2].phase is Phase.COMPUTING
+    assert wrong_end(model, after) == ""
