@@ -4,23 +4,31 @@ The order of additions is a function of group size, rank order, message size and
 each piece of a message it follows the ring from that piece's first rank, however frames travel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainmover.runtime.exchange import Call, Incoming, Outgoing, exchange, transfer, writing
+from trainmover.runtime.exchange import (
+    Call,
+    Incoming,
+    Landing,
+    Outgoing,
+    transfer,
+    writing,
+)
 from trainmover.runtime.link import Link
-from trainmover.runtime.wire import FRAME_BYTES
 
-SMALL_BYTES = 16 * 1024
+SMALL_BYTES = 64 * 1024
 """Up to here an all_reduce gathers all values in n-1 hops and adds them in rank order; above, the
 ring moves 2(n-1)/n of the bytes in 2(n-1) hops."""
 
 Combine = Callable[[Tensor, Tensor, Tensor], None]
-"""(a, b, out): out = a op b, elementwise; out may be b."""
+"""(a, b, out): out = a op b, elementwise; out may be one of them."""
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -49,14 +57,41 @@ def _min(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.minimum(a, b, out=out)
 
 
+def _band(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.bitwise_and(a, b, out=out)
+
+
+def _bor(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.bitwise_or(a, b, out=out)
+
+
+def _bxor(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.bitwise_xor(a, b, out=out)
+
+
 COMBINE: dict[str, Combine] = {
     "SUM": _sum,
     "AVG": _sum,
     "PRODUCT": _product,
     "MAX": _max,
     "MIN": _min,
+    "BAND": _band,
+    "BOR": _bor,
+    "BXOR": _bxor,
 }
 """By the name of torch's ReduceOp; AVG divides by the group size at the end."""
+
+
+@cache
+def reduces(name: str, dtype: torch.dtype) -> bool:
+    """Whether torch has this reduction for tensors of `dtype` on CPU."""
+    value = torch.ones(1, dtype=dtype)
+    try:
+        COMBINE[name](value, value, value)
+        _average(value, 1, name)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def raw(flat: Tensor) -> memoryview:
@@ -70,22 +105,27 @@ def all_reduce(call: Call, ring: Ring, flat: Tensor, reduce: str) -> None:
     if ring.size == 1 or not flat.numel():
         return
     if flat.nbytes <= SMALL_BYTES:
-        values = flat.new_empty(ring.size, flat.numel())
-        values[ring.rank] = flat
-        _gather_ring(call, ring, list(values), flat.nbytes)
-        total = values[0].clone()
-        for value in values[1:]:
-            COMBINE[reduce](total, value, total)
-        _average(total, ring.size, reduce)
-        with writing(call, ring.prev):
-            flat.copy_(total)
+        _all_reduce_small(call, ring, flat, reduce)
         return
-    chunks = list(flat.tensor_split(ring.size))
-    arriving = [chunks[(ring.rank - 2 - step) % ring.size] for step in range(ring.size - 1)]
-    _reduce_ring(call, ring, chunks, arriving, flat.nbytes, reduce)
+    chunks = flat.tensor_split(ring.size)
+    views = _cut(raw(flat), chunks)
+    landings = _reducing(ring, flat.dtype, views, views[ring.rank], reduce, goes_on=True)
+    landings += _gathering(ring, views)
+    _around(call, ring, views[ring.rank - 1], landings, flat.nbytes)
+
+
+def _all_reduce_small(call: Call, ring: Ring, flat: Tensor, reduce: str) -> None:
+    values = flat.new_empty(ring.size, flat.numel())
+    rows = values.unbind()
+    rows[ring.rank].copy_(flat)
+    views = _cut(raw(values.view(-1)), rows)
+    _around(call, ring, views[ring.rank], _gathering(ring, views), flat.nbytes)
+    total, combine = rows[0], COMBINE[reduce]
+    for row in rows[1:]:
+        combine(total, row, total)
+    _average(total, ring.size, reduce)
     with writing(call, ring.prev):
-        _average(chunks[ring.rank], ring.size, reduce)
-    _gather_ring(call, ring, chunks, flat.nbytes)
+        flat.copy_(total)
 
 
 def reduce_scatter(
@@ -98,11 +138,9 @@ def reduce_scatter(
     if ring.size == 1:
         out.copy_(pieces[0])
         return
-    scratch = [torch.empty_like(out), torch.empty_like(out)]
-    arriving = [scratch[step % 2] for step in range(ring.size - 2)] + [out]
-    _reduce_ring(call, ring, pieces, arriving, out.nbytes * ring.size, reduce)
-    with writing(call, ring.prev):
-        _average(out, ring.size, reduce)
+    own = [_bytes(piece) for piece in pieces]
+    landings = _reducing(ring, out.dtype, own, _bytes(out), reduce, goes_on=False)
+    _around(call, ring, own[ring.rank - 1], landings, out.nbytes * ring.size)
 
 
 def all_gather(call: Call, ring: Ring, piece: Tensor, outs: Sequence[Tensor]) -> None:
@@ -110,22 +148,20 @@ def all_gather(call: Call, ring: Ring, piece: Tensor, outs: Sequence[Tensor]) ->
     with writing(call, ring.prev):
         if outs[ring.rank].data_ptr() != piece.data_ptr():
             outs[ring.rank].copy_(piece)
-    _gather_ring(call, ring, outs, piece.nbytes * ring.size)
+    views = [_bytes(out) for out in outs]
+    _around(call, ring, views[ring.rank], _gathering(ring, views), piece.nbytes * ring.size)
 
 
 def broadcast(call: Call, ring: Ring, flat: Tensor, root: int) -> None:
     """Copy `flat` of rank `root` to every rank, frame by frame along the ring."""
     if ring.size == 1 or not flat.numel():
         return
-    assert ring.next is not None
-    assert ring.prev is not None
     view = raw(flat)
-    last = (root - 1) % ring.size
-    out = Outgoing(call, ring.next, view, len(view)) if ring.rank != last else None
-    into = None
-    if ring.rank != root:
-        into = Incoming(call, ring.prev, view, len(view), len(view))
-    transfer(call, out, into, forward=True)
+    if ring.rank == root:
+        _around(call, ring, view, [], len(view))
+    else:
+        last = ring.rank == (root - 1) % ring.size
+        _around(call, ring, _NOTHING, [Landing(len(view), view, onward=not last)], len(view))
 
 
 def reduce_to(call: Call, ring: Ring, flat: Tensor, root: int, reduce: str) -> None:
@@ -162,10 +198,8 @@ def pairwise(
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
         going, coming = _bytes(sent[to]), _bytes(received[source])
-        out = Outgoing(call, links(to), going, len(going)) if len(going) else None
-        into = None
-        if len(coming):
-            into = Incoming(call, links(source), coming, len(coming), len(coming))
+        out = _outgoing(call, links(to), going) if len(going) else None
+        into = _incoming(call, links(source), coming) if len(coming) else None
         transfer(call, out, into)
 
 
@@ -173,46 +207,68 @@ def _bytes(flat: Tensor | None) -> memoryview:
     return memoryview(b"") if flat is None or not flat.numel() else raw(flat)
 
 
-def _reduce_ring(
-    call: Call,
-    ring: Ring,
-    own: Sequence[Tensor],
-    arriving: Sequence[Tensor],
-    total: int,
-    reduce: str,
+def _around(
+    call: Call, ring: Ring, first: memoryview, landings: Sequence[Landing], total: int
 ) -> None:
+    """Send `first` to the next rank, and from the one before take what `landings` say.
+
+    Pieces that are empty are neither sent nor taken.
+    """
+    if ring.next is None or ring.prev is None:
+        return
+    landings = [landing for landing in landings if landing.size]
+    out = Outgoing(call, ring.next, total)
+    if len(first):
+        out.put(first)
+    transfer(call, out, Incoming(call, ring.prev, landings, total, out) if landings else None)
+
+
+def _reducing(
+    ring: Ring,
+    dtype: torch.dtype,
+    own: Sequence[memoryview],
+    place: memoryview,
+    reduce: str,
+    *,
+    goes_on: bool,
+) -> list[Landing]:
     """Ring reduce-scatter in n-1 hops: piece c starts at rank c+1 and ends, complete, at rank c.
 
-    `arriving[step]` takes what comes in that hop, reduced with the own piece.
+    The own piece is kept at `place` when it is complete, and with `goes_on` sent on too.
     """
-    combine, dtype = COMBINE[reduce], own[0].dtype
-    scratch = torch.empty(FRAME_BYTES, dtype=torch.uint8)
-    sending = own[(ring.rank - 1) % ring.size]
-    assert ring.next is not None
-    assert ring.prev is not None
-    for step in range(ring.size - 1):
-        mine, target = own[(ring.rank - 2 - step) % ring.size], arriving[step]
+    rank, size, combine = ring.rank, ring.size, COMBINE[reduce]
+    values = torch.frombuffer
 
-        def apply(
-            offset: int, payload: memoryview, mine: Tensor = mine, target: Tensor = target
-        ) -> None:
-            part = slice(offset // mine.itemsize, (offset + len(payload)) // mine.itemsize)
-            combine(torch.frombuffer(payload, dtype=dtype), mine[part], target[part])
+    def apply(came: memoryview, mine: memoryview, out: memoryview) -> None:
+        combine(values(came, dtype=dtype), values(mine, dtype=dtype), values(out, dtype=dtype))
 
-        out = Outgoing(call, ring.next, raw(sending), total) if sending.numel() else None
-        into = None
-        if mine.numel():
-            into = Incoming(call, ring.prev, raw(scratch), mine.nbytes, total, apply)
-        transfer(call, out, into)
-        sending = target
+    def complete(came: memoryview, mine: memoryview, out: memoryview) -> None:
+        total = values(out, dtype=dtype)
+        combine(values(came, dtype=dtype), values(mine, dtype=dtype), total)
+        _average(total, size, reduce)
+
+    landings = []
+    for hop in range(size - 2):
+        mine = own[(rank - 2 - hop) % size]
+        landings.append(Landing(len(mine), None, onward=True, apply=apply, own=mine))
+    last = Landing(len(place), place, onward=goes_on, apply=complete, own=own[rank])
+    return [*landings, last]
 
 
-def _gather_ring(call: Call, ring: Ring, pieces: Sequence[Tensor], total: int) -> None:
-    """Ring all-gather in n-1 hops; `pieces[rank]` is in place before, all of them after."""
-    for step in range(ring.size - 1):
-        sent = pieces[(ring.rank - step) % ring.size]
-        received = pieces[(ring.rank - 1 - step) % ring.size]
-        exchange(call, ring.next, _bytes(sent), ring.prev, _bytes(received), total)
+def _gathering(ring: Ring, views: Sequence[memoryview]) -> list[Landing]:
+    """Ring all-gather in n-1 hops; `views[rank]` is in place before, all of them after."""
+    coming = [views[ring.rank - hop] for hop in range(1, ring.size)]
+    return [Landing(len(view), view, onward=view is not coming[-1]) for view in coming]
+
+
+def _cut(view: memoryview, pieces: Iterable[Tensor]) -> list[memoryview]:
+    """The parts of `view` that hold the `pieces`, which lie there one behind the other."""
+    cut, start = [], 0
+    for piece in pieces:
+        end = start + piece.nbytes
+        cut.append(view[start:end])
+        start = end
+    return cut
 
 
 def _average(flat: Tensor, size: int, reduce: str) -> None:
@@ -227,10 +283,20 @@ def _average(flat: Tensor, size: int, reduce: str) -> None:
 def send(call: Call, link: Link, flat: Tensor) -> None:
     """Send `flat` over a direct link; nothing moves for an empty one."""
     if flat.numel():
-        transfer(call, Outgoing(call, link, raw(flat), flat.nbytes), None)
+        transfer(call, _outgoing(call, link, raw(flat)), None)
 
 
 def receive(call: Call, link: Link, flat: Tensor) -> None:
     """Receive into `flat` what the peer's `send` of the same number sent."""
     if flat.numel():
-        transfer(call, None, Incoming(call, link, raw(flat), flat.nbytes, flat.nbytes))
+        transfer(call, None, _incoming(call, link, raw(flat)))
+
+
+def _outgoing(call: Call, link: Link, view: memoryview) -> Outgoing:
+    out = Outgoing(call, link, len(view))
+    out.put(view)
+    return out
+
+
+def _incoming(call: Call, link: Link, view: memoryview) -> Incoming:
+    return Incoming(call, link, [Landing(len(view), view)], len(view))

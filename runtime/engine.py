@@ -89,6 +89,7 @@ class LinkEngine:
             queue = self._lanes[lane]
             claimed = (inline or len(self.ranks) == 1) and queue.claim()
             if not claimed:
+                work.help = partial(queue.help, job)
                 queue.submit(job)
         if claimed:
             try:
@@ -104,6 +105,11 @@ class LinkEngine:
         try:
             left_s = call.deadline - time.monotonic()
             return self.wiring.mesh.pair(channel, rank, call.generation, left_s)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"group {self.channel}: expected {call.op.name} number {call.seq} within "
+                f"{call.timeout_s} s, but rank {rank} has not come to it: check what it is doing"
+            ) from error
         except (ConnectionError, Refused) as error:
             raise LinkBroken(rank, "its worker", channel, str(error)) from error
 

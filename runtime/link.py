@@ -9,6 +9,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from trainmover.runtime.fence import Fence
@@ -87,6 +88,8 @@ class Link:
         self.fault: str | None = None
         """Why the connection is of no use any more."""
         self._fence, self._memory = fence, memory
+        self.shares = memory is not None
+        """Whether payloads can lie in shared memory."""
         self._head, self._body = _NOTHING, _NOTHING  # what is left of the frame being sent
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._buffer = bytearray(_READ_BYTES)  # received and not yet looked at: [_low, _high)
@@ -133,9 +136,22 @@ class Link:
         with self.lock:
             self._fence.check(generation)
             assert self._memory is not None
-            self._memory.out.put(body)
-            self._head, self._body = memoryview(header.pack()), _NOTHING
-            return self._flush(None)
+            self._memory.out.next()[: header.payload] = body
+            return self._shared(header)
+
+    def compose(self, generation: int, header: Header, write: Callable[[memoryview], None]) -> bool:
+        """`share` of a payload that `write` makes in its slot, with the lock held."""
+        with self.lock:
+            self._fence.check(generation)
+            assert self._memory is not None
+            write(self._memory.out.next()[: header.payload])
+            return self._shared(header)
+
+    def _shared(self, header: Header) -> bool:
+        assert self._memory is not None
+        self._memory.out.put()
+        self._head, self._body = memoryview(header.pack()), _NOTHING
+        return self._flush(None)
 
     @property
     def room_shared(self) -> int:
@@ -149,6 +165,18 @@ class Link:
         with self.lock:
             self._fence.check(generation)
             return self._flush(at_most)
+
+    def send(self, generation: int, kind: Kind, step: int, payload: bytes) -> bool:
+        """`queue` and `flush` a control message; True when nothing is left to send."""
+        with self.lock:
+            self._fence.check(generation)
+            frames = message_frames(kind, self.generation, step, payload)
+            if self._head or self._body or self._queue or len(frames) > 1:
+                self._queue.extend(frames)
+            else:
+                head, body = frames[0]
+                self._head, self._body = memoryview(head), memoryview(body)
+            return self._flush(None)
 
     def queue(self, kind: Kind, step: int, payload: bytes, seq: int = 0) -> None:
         """Append a control message to what `flush` sends; a renewal drops what is left."""
@@ -182,6 +210,9 @@ class Link:
                 return False
             except OSError as error:
                 raise self.broken(f"sending failed: {error}") from error
+            if sent == len(self._head) + len(self._body) and at_most is None and not self._queue:
+                self._head = self._body = _NOTHING
+                return True
             in_head = min(sent, len(self._head))
             self._head, self._body = self._head[in_head:], self._body[sent - in_head :]
             if at_most is not None:

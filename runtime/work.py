@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -24,16 +25,21 @@ class LinkWork(Work):
         super().__init__()
         self.issued = issued
         self._outputs = outputs
+        self.help: Callable[[], None] | None = None
+        """Runs it in the calling thread if it is next in its lane; else does nothing."""
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._ended = False
+        self._running = threading.Lock()  # held until it has ended: an Event costs 5 us more
+        self._running.acquire()
         self._spoiled = False
         self._error: BaseException | None = None
+        self._told: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def spoil(self) -> None:
         """Zero the integer outputs, unless it has ended; whatever comes now is a poisoned end."""
         with self._lock:
-            if self._ended.is_set() or self._spoiled:
+            if self._ended or self._spoiled:
                 return
             self._spoiled = True
             with torch.inference_mode():
@@ -45,16 +51,21 @@ class LinkWork(Work):
         """Complete it, with `error` where it failed; False when it was poisoned."""
         with self._lock:
             self._error = None if self._spoiled else error
-            self._ended.set()
-            future = self._future
-        if future is not None:
-            self._tell(future)
+            self._ended, self.help = True, None
+            self._running.release()
+            told = self._told
+        if told is not None:
+            told.set_result(None)
         return not self._spoiled
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it has ended, `timeout` at most (None and zero: no limit but its own)."""
-        limit_s = timeout.total_seconds() if timeout else None
-        if not self._ended.wait(limit_s):
+        limit_s = timeout.total_seconds() if timeout else -1
+        if limit_s < 0 and (help_it := self.help) is not None:
+            help_it()
+        if not self._ended and self._running.acquire(timeout=limit_s):
+            self._running.release()
+        if not self._ended:
             raise TimeoutError(
                 f"expected {self.issued.op} of group {self.issued.group} within {limit_s} s, "
                 "it is still running: wait longer, or find the member that is not in it"
@@ -69,78 +80,90 @@ class LinkWork(Work):
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
-        return self._ended.is_set()
+        return self._ended
 
     def is_success(self) -> bool:
         """Whether it has ended without an error."""
-        return self._ended.is_set() and self._error is None
+        return self._ended and self._error is None
 
     def result(self) -> list[Tensor]:
         """The tensors it wrote."""
         return self._outputs
 
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
-        """A future of the tensors it wrote."""
+        """A future of the tensors it wrote, or of a RuntimeError that says its error."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = torch.futures.Future()
-            ended = self._ended.is_set()
+            # not set_exception(): C++ (DDP) would take the exception for tensors and crash
+            told = self._told = torch.futures.Future()
+            future = self._future = told.then(self._outcome)
+            ended = self._ended
         if ended:
-            self._tell(future)
+            told.set_result(None)
         return future
 
-    def _tell(self, future: "torch.futures.Future[list[Tensor]]") -> None:
-        if isinstance(self._error, Exception):
-            future.set_exception(self._error)  # type: ignore[arg-type]
-        else:
-            future.set_result(self._outputs)
+    def _outcome(self, _: "torch.futures.Future[None]") -> list[Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._outputs
 
 
 class Lane:
-    """One FIFO of jobs with a thread of its own, started at the first; jobs must not raise.
+    """One FIFO of jobs, which must not raise, one at a time.
 
-    A caller that will wait for its job anyway may `claim` an idle lane and run the job itself:
-    handing it to a thread costs up to a switch interval when pure Python runs (design/groups.md,
-    GIL).
+    They run in a thread of its own, started at the first. Handing a job over costs up to a switch
+    interval when pure Python runs (design/groups.md, GIL), so who will wait for it anyway runs it
+    in the own thread: `claim` an idle lane, or `help` with a job that is next.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._busy = threading.Lock()
-        self._waiting = 0
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._busy = self._closing = False
+        self._words: queue.SimpleQueue[None] = queue.SimpleQueue()  # the thread looks at each
         self._thread: threading.Thread | None = None
 
     def claim(self) -> bool:
         """Take the lane for the calling thread if nothing waits or runs in it."""
         with self._lock:
-            if self._waiting or not self._busy.acquire(blocking=False):
+            if self._busy or self._jobs:
                 return False
-            self._waiting += 1
+            self._busy = True
             return True
 
     def release(self) -> None:
         """Give a claimed lane back."""
-        self._busy.release()
         with self._lock:
-            self._waiting -= 1
+            self._busy = False
+            if self._jobs or self._closing:
+                self._words.put(None)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` in the lane's thread, after those before it. Does not block."""
+        """Run `job` after those before it. Does not block."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            self._waiting += 1
-            self._jobs.put(job)
+            self._jobs.append(job)
+            self._words.put(None)
+
+    def help(self, job: Callable[[], None]) -> None:
+        """Run `job` in the calling thread if it is next and nothing runs."""
+        if self._take(job):
+            try:
+                job()
+            finally:
+                self.release()
 
     def close(self, deadline_s: float) -> None:
-        """End the thread; raises TimeoutError when its job does not end within `deadline_s`."""
+        """End the thread; raises TimeoutError when its jobs do not end within `deadline_s`."""
         if self._thread is None:
             return
-        self._jobs.put(None)
+        with self._lock:
+            self._closing = True
+            self._words.put(None)
         self._thread.join(deadline_s)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -148,9 +171,20 @@ class Lane:
                 "before closing its groups"
             )
 
+    def _take(self, job: Callable[[], None] | None = None) -> Callable[[], None] | None:
+        with self._lock:
+            if self._busy or not self._jobs or (job is not None and self._jobs[0] is not job):
+                return None
+            self._busy = True
+            return self._jobs.popleft()
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            with self._busy:
+        while True:
+            self._words.get()
+            while (job := self._take()) is not None:
                 job()
+                with self._lock:
+                    self._busy = False
             with self._lock:
-                self._waiting -= 1
+                if self._closing and not self._jobs and not self._busy:
+                    return

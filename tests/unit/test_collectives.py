@@ -1,5 +1,6 @@
 """Collectives over socket pairs, one thread per rank, against numpy."""
 
+import os
 import re
 import socket
 import time
@@ -11,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainmover.runtime import collectives
+from trainmover.runtime import collectives, shm
 from trainmover.runtime.collectives import Ring
 from trainmover.runtime.exchange import Call, CollectiveMismatch
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
+from trainmover.runtime.shm import Memory
 from trainmover.runtime.wire import Op
 
 SIZES = [1, 2, 3, 4]
@@ -24,10 +26,17 @@ LARGE = 280_003  # several frames a piece
 Body = Callable[[Call, Ring, Callable[[int], Link]], object]
 
 
-class World:
-    """`size` ranks with a full mesh of socket pairs; the ring uses its part of it."""
+def shared(_: int) -> bool:
+    return True
 
-    def __init__(self, size: int) -> None:
+
+class World:
+    """`size` ranks with a full mesh of socket pairs; the ring uses its part of it.
+
+    `shares(rank)`: whether its link to the next rank has shared memory.
+    """
+
+    def __init__(self, size: int, shares: Callable[[int], bool] = lambda rank: False) -> None:
         self.size = size
         self.fence = Fence()
         self.fence.open(1)
@@ -35,8 +44,10 @@ class World:
         for a in range(size):
             for b in range(a + 1, size):
                 ends = socket.socketpair()
-                self.links[a][b] = Link(ends[0], b, f"w{b}", "c", 1, self.fence)
-                self.links[b][a] = Link(ends[1], a, f"w{a}", "c", 1, self.fence)
+                first = a if b == a + 1 else b
+                memory = memories() if shares(first) else (None, None)
+                self.links[a][b] = Link(ends[0], b, f"w{b}", "c", 1, self.fence, memory[0])
+                self.links[b][a] = Link(ends[1], a, f"w{a}", "c", 1, self.fence, memory[1])
         self.seq = 0
 
     def run(self, op: Op, *bodies: Body, timeout_s: float = 10) -> list[object]:
@@ -62,9 +73,16 @@ class World:
         self.fence.close()
 
 
-@pytest.fixture(params=SIZES)
+def memories() -> tuple[Memory, Memory]:
+    fd = shm.create()
+    other = os.dup(fd)
+    return Memory(fd, dialer=True), Memory(other, dialer=False)
+
+
+@pytest.fixture(params=[(size, False) for size in SIZES] + [(3, True)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    made = World(request.param)
+    size, memory = request.param
+    made = World(size, lambda rank: memory)
     yield made
     made.close()
 
@@ -239,6 +257,46 @@ def test_the_order_of_additions_follows_from_the_shape_alone(three: World, eleme
     first = results[0]
     assert isinstance(first, Tensor)
     assert all(isinstance(r, Tensor) and torch.equal(r, first) for r in results)
+
+
+def by_hand(inputs: list[Tensor]) -> Tensor:
+    """The sum in the order that collectives.py promises."""
+    size = len(inputs)
+    if inputs[0].nbytes <= collectives.SMALL_BYTES:
+        return sum(inputs[1:], inputs[0])
+    total = []
+    for c, pieces in enumerate(zip(*(x.tensor_split(size) for x in inputs), strict=True)):
+        first, *others = [pieces[(c + 1 + hop) % size] for hop in range(size)]
+        total.append(sum(others, first))
+    return torch.cat(total)
+
+
+@pytest.mark.parametrize("elements", [900, 16_385, 70_001, 1_200_007])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sums_have_the_same_bits_over_sockets_and_shared_memory_whether_it_is_full_or_not(
+    size: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [torch.randn(elements, generator=torch.Generator().manual_seed(r)) for r in range(4)]
+    expected = by_hand(inputs[:size])
+
+    def body(call: Call, ring: Ring, _: object) -> tuple[Tensor, Tensor]:
+        flat, part = inputs[ring.rank].clone(), torch.empty(elements)
+        collectives.all_reduce(call, ring, flat, "SUM")
+        pieces = [inputs[ring.rank].clone() for _ in range(size)]
+        collectives.reduce_scatter(call, ring, pieces, part, "SUM")
+        assert all(torch.equal(piece, inputs[ring.rank]) for piece in pieces)
+        return flat, part
+
+    for slots, shares in ((0, None), (12, shared), (1, shared), (12, lambda rank: rank % 2 == 0)):
+        monkeypatch.setattr(shm, "SLOTS", slots)
+        made = World(size, shares) if shares else World(size)
+        for rank, result in enumerate(made.run(Op.ALL_REDUCE, body)):
+            assert isinstance(result, tuple)
+            flat, part = result
+            assert torch.equal(flat, expected)
+            others = [inputs[(rank + 1 + hop) % size] for hop in range(size)]
+            assert torch.equal(part, sum(others[1:], others[0]))
+        made.close()
 
 
 def test_a_mismatch_names_group_number_operations_and_sizes_and_moves_nothing(

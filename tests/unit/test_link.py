@@ -162,12 +162,10 @@ def test_the_fence_ends_only_the_generation_that_is_named(fence: Fence) -> None:
     assert not select.select([fence.wake_fd], [], [], 0)[0]
 
 
-def test_the_pump_delivers_whole_messages_and_flushes_the_queue(
-    far: socket.socket, fence: Fence
-) -> None:
+def test_the_pump_delivers_whole_messages_both_ways(far: socket.socket, fence: Fence) -> None:
     link = link_to(far, fence)
     pump = Pump([link], fence)
-    pump.queue(1, Kind.VOTE, 9, b"yes")
+    pump.send(1, Kind.VOTE, 9, b"yes")
     got: list[tuple[Kind, bytes]] = []
     far.sendall(
         frame(4, b"late", Kind.VOTE) + frame(5, b"no", Kind.VOTE) + frame(5, b"", Kind.RESULT)
@@ -186,7 +184,7 @@ def test_the_pump_goes_on_sending_what_the_connection_does_not_take_at_once(
 ) -> None:
     pump = Pump([link_to(far, fence)], fence)
     payload = bytes(range(256)) * 4096 * 3
-    pump.queue(1, Kind.EXTRAS, 9, payload)
+    pump.send(1, Kind.EXTRAS, 9, payload)
     got = bytearray()
 
     def read_all() -> None:
@@ -198,6 +196,37 @@ def test_the_pump_goes_on_sending_what_the_connection_does_not_take_at_once(
     pump.run(lambda *_: None, lambda: True, 5)
     reader.join(5)
     assert not reader.is_alive()
+
+
+def test_messages_behind_one_that_waits_for_room_leave_in_their_order(
+    far: socket.socket, fence: Fence
+) -> None:
+    pump = Pump([link_to(far, fence)], fence)
+    bodies = [b"first" * 1_000_000, b"second", b"third"]
+    for body in bodies:
+        pump.send(1, Kind.EXTRAS, 9, body)
+    assert len(pump.unsent) == 1
+    got: list[bytes] = []
+
+    def read_all() -> None:
+        reader = Link(far, 0, "w0", "0-1#0", fence.generation, fence)
+        theirs = Pump([reader], fence)
+        theirs.run(lambda rank, header, body: got.append(body), lambda: len(got) == 3, 5)
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    pump.run(lambda *_: None, lambda: True, 5)
+    reader.join(5)
+    assert got == bodies
+    assert not pump.unsent
+
+
+def test_nothing_is_sent_once_the_generation_has_ended(far: socket.socket, fence: Fence) -> None:
+    pump = Pump([link_to(far, fence)], fence)
+    fence.revoke(5, "now")
+    with pytest.raises(Revoked):
+        pump.send(1, Kind.VOTE, 9, b"yes")
+    assert not select.select([far], [], [], 0)[0]
 
 
 def test_the_pump_takes_a_message_that_comes_in_pieces_and_two_that_come_at_once(
