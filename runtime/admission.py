@@ -1,5 +1,6 @@
 """Which collectives may run now, and which only pretend to; the step loop sets it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,6 +37,15 @@ class Admission:
     """After the loop: barriers return at once, since user code ends with them out of habit."""
     trace: list[Issued] | None = field(default=None)
     """While a list: everything admitted is appended, for shadow steps to compare."""
+
+    def admit_group(self, ranks: Sequence[int]) -> None:
+        """Raises RuntimeError once set-up is over."""
+        if self.mode in (Mode.BLOCK, Mode.CLOSED) or self.trace is not None:
+            raise RuntimeError(
+                f"expected process groups to be made in set-up, got one of ranks {list(ranks)} "
+                "after it: who takes over a rank later has the groups of its own set-up only. "
+                "Make it before ctx.steps()"
+            )
 
     def admit(self, issued: Issued) -> Mode:
         """How to treat this collective; raises RuntimeError where none may stand."""

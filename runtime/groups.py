@@ -1,46 +1,65 @@
 """torch process groups over links: stable objects whose members change from inside.
 
-Only the collectives of torch's Python trampolines can be overridden (reference of the C++ header
-PyProcessGroup.hpp, torch 2.13); what is missing there raises NotImplementedError at the call.
+What torch's C++ calls (functional collectives, DDP) reaches Python only through its trampolines
+(PyProcessGroup.hpp, torch 2.13); what torch.distributed calls in Python reaches every method.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.distributed import distributed_c10d
 
-from trainmover.runtime import collectives
+from trainmover.runtime import arguments, collectives, sparse
+from trainmover.runtime.aborts import StepAborted
 from trainmover.runtime.admission import Issued
 from trainmover.runtime.collectives import Ring
 from trainmover.runtime.engine import LinkEngine
 from trainmover.runtime.exchange import Call, writing
+from trainmover.runtime.monitored import monitored_barrier
 from trainmover.runtime.wire import Op
 from trainmover.runtime.work import LinkWork
+
+
+class MakeGroup(Protocol):
+    """Makes a group of `ranks` (global, in this order); None on a rank that is not among them."""
+
+    def __call__(self, ranks: Sequence[int], timeout: timedelta | None) -> "LinkGroup | None": ...
 
 
 class LinkGroup(dist.ProcessGroup):
     """One torch process group; lives as long as the job, whoever holds the ranks.
 
-    Methods carry torch's names and signatures. Tensors are dense CPU tensors of any dtype; they may
-    be non-contiguous or empty. Each returns a LinkWork.
+    Methods carry torch's names and signatures. Tensors are CPU tensors of any dtype, for reductions
+    of those that torch can reduce (else NotImplementedError); they may be non-contiguous or empty.
+    All are dense, but for `allreduce` of sparse COO tensors. Each collective returns a LinkWork.
     """
 
-    def __init__(self, engine: LinkEngine) -> None:
+    def __init__(self, engine: LinkEngine, make: MakeGroup | None = None) -> None:
+        """`make` serves `new_group`; without it the group is none that torch makes groups from."""
         super().__init__(engine.rank, len(engine.ranks))  # type: ignore[call-arg]
         self.engine = engine
+        self._make = make
         self._name = self._desc = engine.channel
+        self._coalescing: list[LinkWork] | None = None
 
     # All-to-all patterns on the ring
 
     def allreduce(self, tensors: Any, opts: Any = None) -> LinkWork:  # type: ignore[override]
-        """SUM, AVG, MAX, MIN or PRODUCT, in place."""
-        reduce = _reduction(opts)
+        """Reduce in place. Sparse COO tensors: SUM and AVG, of what the ranks hold together."""
+        reduce = _reduction(opts, tensors)
 
         def run(call: Call, ring: Ring) -> None:
             for tensor in tensors:
+                if tensor.is_sparse:
+                    sparse.all_reduce(call, ring, tensor, reduce)
+                    continue
                 flat = _flat(tensor)
                 collectives.all_reduce(call, ring, flat, reduce)
                 _put_back(call, ring, tensor, flat)
@@ -53,29 +72,33 @@ class LinkGroup(dist.ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any) -> LinkWork:  # type: ignore[override]
         """In place on the root; the others keep their values."""
-        reduce = _reduction(opts)
+        reduce = _reduction(opts, tensors)
+        root = arguments.member(Op.REDUCE, opts.rootRank, self.size())
 
         def run(call: Call, ring: Ring) -> None:
             for tensor in tensors:
                 flat = _flat(tensor)
-                collectives.reduce_to(call, ring, flat, opts.rootRank, reduce)
+                collectives.reduce_to(call, ring, flat, root, reduce)
                 _put_back(call, ring, tensor, flat)
 
         return self._issue(Op.REDUCE, tensors, tensors, run, _nothing, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> LinkWork:  # type: ignore[override]
         """From `opts.rootRank`, in place."""
+        root = arguments.member(Op.BROADCAST, opts.rootRank, self.size())
 
         def run(call: Call, ring: Ring) -> None:
             for tensor in tensors:
                 flat = _flat(tensor)
-                collectives.broadcast(call, ring, flat, opts.rootRank)
+                collectives.broadcast(call, ring, flat, root)
                 _put_back(call, ring, tensor, flat)
 
         return self._issue(Op.BROADCAST, tensors, tensors, run, _nothing, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> LinkWork:
         """outputs[i][r] becomes inputs[i] of rank r."""
+        for row, piece in zip(outputs, inputs, strict=True):
+            arguments.one_each(Op.ALL_GATHER, row, self.size(), piece)
         every = [tensor for row in outputs for tensor in row]
 
         def run(call: Call, ring: Ring) -> None:
@@ -92,19 +115,28 @@ class LinkGroup(dist.ProcessGroup):
 
         return self._issue(Op.ALL_GATHER, every, inputs, run, echo, opts)
 
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> LinkWork:
+        """outputs[r][i] becomes inputs[i] of rank r."""
+        return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
+
     def all_gather_single(self, output: Tensor, piece: Tensor, opts: Any = None) -> LinkWork:
         """`output` becomes the pieces of all ranks, in rank order."""
         return self.all_gather_single_coalesced([output], [piece], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> LinkWork:
         """`all_gather_single` of each pair."""
-        _contiguous(outputs)
-        rows = [list(output.view(-1).tensor_split(self.size())) for output in outputs]
+        op = Op.ALL_GATHER
+        rows = [
+            arguments.pieces(op, arguments.contiguous(op, output), self.size(), piece)
+            for output, piece in zip(outputs, inputs, strict=True)
+        ]
         return self.allgather(rows, [_flat(piece) for piece in inputs], opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> LinkWork:  # type: ignore[override]
         """outputs[i] becomes the reduction of inputs[i][own rank]."""
-        reduce = _reduction(opts)
+        reduce = _reduction(opts, outputs)
+        for output, row in zip(outputs, inputs, strict=True):
+            arguments.one_each(Op.REDUCE_SCATTER, row, self.size(), output)
 
         def run(call: Call, ring: Ring) -> None:
             for output, row in zip(outputs, inputs, strict=True):
@@ -127,12 +159,19 @@ class LinkGroup(dist.ProcessGroup):
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> LinkWork:
         """`reduce_scatter_single` of each pair."""
-        rows = [list(_flat(source).tensor_split(self.size())) for source in inputs]
+        rows = [
+            arguments.pieces(Op.REDUCE_SCATTER, source, self.size(), output)
+            for output, source in zip(outputs, inputs, strict=True)
+        ]
         return self.reduce_scatter(outputs, rows, opts)
 
     def barrier(self, opts: Any = None) -> LinkWork:
-        """Completes when every member has come."""
-        return self._issue(Op.BARRIER, [], [], collectives.barrier, _nothing, opts)
+        """Completes when every member has come, within `opts.timeout` if that is set."""
+
+        def run(call: Call, ring: Ring) -> None:
+            collectives.barrier(_within(call, opts.timeout if opts else None), ring)
+
+        return self._issue(Op.BARRIER, [], [], run, _nothing, opts)
 
     # Direct pairs
 
@@ -145,31 +184,39 @@ class LinkGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> LinkWork:
         """Rows of `source` to every rank, rows of `output` from every rank."""
-        _contiguous([output])
-        received = torch.split(output, list(output_splits) or _even(output, self.size()))
-        sent = torch.split(source.contiguous(), list(input_splits) or _even(source, self.size()))
-        return self.alltoall(received, sent, opts)
+        op = Op.ALL_TO_ALL
+        received = arguments.rows(op, arguments.contiguous(op, output), output_splits, self.size())
+        sent = arguments.rows(op, source.contiguous(), input_splits, self.size())
+        return self._pairwise(op, sent, received, opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> LinkWork:
         """outputs[r] becomes inputs[own rank] of rank r."""
-        return self._pairwise(Op.ALL_TO_ALL, list(inputs), list(outputs), opts)
+        op, size = Op.ALL_TO_ALL, self.size()
+        sent = arguments.one_each(op, inputs, size)
+        received = arguments.one_each(op, outputs, size)
+        return self._pairwise(op, sent, received, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> LinkWork:  # type: ignore[override]
         """On the root outputs[0][r] becomes inputs[0] of rank r."""
         sent: list[Tensor | None] = [None] * self.size()
-        sent[opts.rootRank] = inputs[0]
-        received = list(outputs[0]) if outputs else [None] * self.size()
+        sent[arguments.member(Op.GATHER, opts.rootRank, self.size())] = inputs[0]
+        received: list[Tensor | None] = [None] * self.size()
+        if outputs:
+            received = list(arguments.one_each(Op.GATHER, outputs[0], self.size(), inputs[0]))
         return self._pairwise(Op.GATHER, sent, received, opts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> LinkWork:  # type: ignore[override]
         """outputs[0] becomes inputs[0][own rank] of the root."""
         received: list[Tensor | None] = [None] * self.size()
-        received[opts.rootRank] = outputs[0]
-        sent = list(inputs[0]) if inputs else [None] * self.size()
+        received[arguments.member(Op.SCATTER, opts.rootRank, self.size())] = outputs[0]
+        sent: list[Tensor | None] = [None] * self.size()
+        if inputs:
+            sent = list(arguments.one_each(Op.SCATTER, inputs[0], self.size(), outputs[0]))
         return self._pairwise(Op.SCATTER, sent, received, opts)
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> LinkWork:
         """To one member; sends to one peer keep their order."""
+        arguments.member(Op.SEND, dstRank, self.size())
 
         def run(call: Call, ring: Ring) -> None:
             flat = _flat(tensors[0])
@@ -180,20 +227,37 @@ class LinkGroup(dist.ProcessGroup):
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> LinkWork:
         """From one member, in the order of its sends; another tag there is an error."""
+        arguments.member(Op.SEND, srcRank, self.size())
 
         def run(call: Call, ring: Ring) -> None:
             flat = _flat(tensors[0])
             link = self.engine.pair(call, srcRank, "p2p")
             collectives.receive(call, link, flat)
-            if not tensors[0].is_contiguous():
+            if not _lies(tensors[0]):
                 with writing(call, link):
                     tensors[0].copy_(flat.view(tensors[0].shape))
 
         def echo() -> None:
-            tensors[0].zero_()
+            # One for integers: torch's pipelining asks its stages so whether they know their shapes
+            floating = tensors[0].is_floating_point() or tensors[0].is_complex()
+            tensors[0].fill_(0 if floating else 1)
 
         lane = f"recv-{srcRank}"
         return self._issue(Op.SEND, tensors, tensors, run, echo, None, lane, tag)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Block until every member has come. Group rank 0 names who did not within `timeout` (None:
+        the group's), the first or with `wait_all_ranks` all; each member raises RuntimeError."""
+
+        def run(call: Call, ring: Ring) -> None:
+            links = partial(self.engine.pair, kind="monitored")
+            within = _within(call, timeout)
+            monitored_barrier(within, ring.rank, ring.size, links, wait_all_ranks)
+
+        lane = "monitored"  # apart from the collectives that it is to find out about
+        self._issue(Op.BARRIER, [], [], run, _nothing, None, lane, inline=True).wait()
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> NoReturn:
         """Not supported: which message comes first would differ between attempts of a step."""
@@ -201,6 +265,52 @@ class LinkGroup(dist.ProcessGroup):
             "expected recv() with a source rank, got any source: a step that is done again must "
             "receive in the same order; name the source"
         )
+
+    # Groups, and what torch asks a backend for
+
+    def new_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+    ) -> "LinkGroup | None":
+        """torch hands `dist.new_group` to WORLD (torch 2.13), whichever backend it names: gloo and
+        nccl would communicate past us. Blocks like `GroupFactory.make`."""
+        if self._make is None:
+            raise ValueError("expected WORLD to make groups, got another: use dist.new_group()")
+        group = self._make(ranks, timeout)
+        if group is not None:
+            group.setGroupName(group_name)
+            group.setGroupDesc(group_desc or "undefined")
+            # as torch does for groups that it makes itself: found by their ranks without a tag
+            distributed_c10d._world.tags_to_pg.setdefault("", []).append(group)
+        return group
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"expected the device cpu, got {device}: groups are of CPU tensors")
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Counts from the start of each generation."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.engine.issued
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalescing = []
+
+    def _end_coalescing(self, device: torch.device) -> "Together":
+        works, self._coalescing = self._coalescing or [], None
+        return Together(works)
 
     # Names (torch's C++ asks for them by both spellings)
 
@@ -255,9 +365,11 @@ class LinkGroup(dist.ProcessGroup):
         opts: Any,
         lane: str = "ring",
         tag: int = 0,
+        inline: bool = False,
     ) -> LinkWork:
         for tensor in (*outputs, *shown):
-            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            sparse_sum = op is Op.ALL_REDUCE and tensor.is_sparse
+            if tensor.device.type != "cpu" or not (tensor.layout is torch.strided or sparse_sum):
                 raise NotImplementedError(
                     f"expected dense CPU tensors for {op.name} on group {self.engine.channel}, "
                     f"got {tensor.layout} on {tensor.device}: move or densify them first"
@@ -269,11 +381,24 @@ class LinkGroup(dist.ProcessGroup):
             str(first.dtype) if first is not None else "",
             tuple(first.shape) if first is not None else (),
         )
-        inline = opts is not None and not opts.asyncOp
-        return self.engine.issue(issued, op, outputs, run, echo, inline, lane, tag)
+        inline = inline or (opts is not None and not opts.asyncOp)
+        try:
+            work = self.engine.issue(issued, op, outputs, run, echo, inline, lane, tag)
+        except StepAborted:
+            # it unwinds the caller's _coalescing_manager too, which would not clean up after it
+            distributed_c10d._world.pg_coalesce_state.clear()
+            self._coalescing = None
+            raise
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
 
     def _pairwise(
-        self, op: Op, sent: list[Tensor | None], received: list[Tensor | None], opts: Any
+        self,
+        op: Op,
+        sent: Sequence[Tensor | None],
+        received: Sequence[Tensor | None],
+        opts: Any,
     ) -> LinkWork:
         outputs = [tensor for tensor in received if tensor is not None]
         shown = [tensor for tensor in (*sent, *received) if tensor is not None]
@@ -298,42 +423,69 @@ class LinkGroup(dist.ProcessGroup):
         return self._issue(op, outputs, shown[:1], run, echo, opts)
 
 
+class Together(Work):
+    """The works of one coalesced block as one."""
+
+    def __init__(self, works: Sequence[LinkWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until all have ended, each for `timeout` at most."""
+        return all([work.wait(timeout) for work in self._works])
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+
 def _nothing() -> None:
     """The echo of a collective that leaves its tensors as they are."""
 
 
-def _reduction(opts: Any) -> str:
+def _within(call: Call, timeout: timedelta | None) -> Call:
+    """`call` with a limit of its own; torch's for "none given" is negative."""
+    if timeout is None or timeout < timedelta(0):
+        return call
+    limit_s = timeout.total_seconds()
+    return call._replace(deadline=time.monotonic() + limit_s, timeout_s=limit_s)
+
+
+def _reduction(opts: Any, tensors: Sequence[Tensor]) -> str:
+    """The name of the reduction; raises NotImplementedError where it cannot be had."""
     name: str = opts.reduceOp.op.name if opts is not None else "SUM"
     if name not in collectives.COMBINE:
         raise NotImplementedError(
             f"expected one of {', '.join(collectives.COMBINE)}, got {name}: reduce with one of them"
+            " (for PREMUL_SUM multiply the tensor, then SUM)"
         )
+    for tensor in tensors:
+        if not collectives.reduces(name, tensor.dtype):
+            raise NotImplementedError(
+                f"expected a dtype that torch reduces by {name} on CPU, got {tensor.dtype}: cast "
+                "the tensor first"
+            )
+        if tensor.is_sparse and name not in sparse.REDUCTIONS:
+            raise NotImplementedError(
+                f"expected one of {', '.join(sparse.REDUCTIONS)} for a sparse tensor, got {name}: "
+                "densify it first"
+            )
     return name
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """`tensor` as 1-D contiguous memory: its own, or a copy where it is not contiguous."""
-    return tensor.detach().contiguous().view(-1)
+    """`tensor` as 1-D contiguous memory: its own if it `_lies` there, else a copy."""
+    if not _lies(tensor):
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.detach().view(-1)
+
+
+def _lies(tensor: Tensor) -> bool:
+    """Whether the memory of `tensor` holds its values, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _put_back(call: Call, ring: Ring, tensor: Tensor, flat: Tensor) -> None:
-    if not tensor.is_contiguous():
+    if not _lies(tensor):
         with writing(call, ring.prev):
             tensor.copy_(flat.view(tensor.shape))
-
-
-def _contiguous(outputs: Sequence[Tensor]) -> None:
-    for output in outputs:
-        if not output.is_contiguous():
-            raise ValueError(
-                "expected a contiguous output tensor (torch's own rule for this collective), "
-                f"got strides {output.stride()}: call contiguous() first"
-            )
-
-
-def _even(tensor: Tensor, size: int) -> list[int]:
-    if tensor.shape[0] % size:
-        raise ValueError(
-            f"expected a first dimension divisible by {size}, got {tensor.shape[0]}: pass splits"
-        )
-    return [tensor.shape[0] // size] * size

@@ -4,163 +4,24 @@ import multiprocessing
 import os
 import signal
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # optimizers import it; once here instead of in every child
 import torch.distributed as dist
+from tests.integration.cluster import LIMIT_S, Node, cluster
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainmover.runtime import exchange
 from trainmover.runtime.aborts import StepAborted
-from trainmover.runtime.admission import Admission, Issued, Mode
-from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
-from trainmover.runtime.endpoint import Endpoint
-from trainmover.runtime.engine import Wiring
-from trainmover.runtime.fence import Fence
-from trainmover.runtime.mesh import Counters, Mesh
+from trainmover.runtime.admission import Issued, Mode
+from trainmover.runtime.mesh import Counters
 from trainmover.runtime.topology import control_edges, peers, ring_edges
 
 pytestmark = pytest.mark.concurrent
-LIMIT_S = 20.0
-Addresses = Mapping[str, tuple[str, ...]]
-
-
-class Node:
-    """One worker process: everything between the endpoint and torch.distributed."""
-
-    def __init__(self, worker: str, rank: int, size: int, directory: Path, pipe: Pipe) -> None:
-        self.worker, self.rank, self.size, self.pipe = worker, rank, size, pipe
-        self.endpoint = Endpoint("job", worker, "m0", b"secret", directory)
-        self.fence = Fence()
-        self.mesh = Mesh(self.endpoint, self.fence, share_memory=True)
-        self.admission = Admission()
-        self.assignment: Mapping[int, str] = {}
-        self.counters = Counters(0, 0, 0)
-        self.poisoned: list[Issued] = []
-        self.broken: list[tuple[int, str, str, str]] = []
-        self.wiring = Wiring(
-            self.mesh,
-            self.fence,
-            self.admission,
-            self.poisoned.append,
-            self._on_broken,
-            timeout_s=LIMIT_S,
-        )
-        self.mesh.register("control", control_edges([f"m{r}" for r in range(size)]))
-        self.factory = init_torch_distributed(self.wiring, rank, size)
-
-    def _on_broken(self, *facts: Any) -> None:
-        self.broken.append(facts)
-        self.fence.revoke(self.fence.generation, f"lost {facts[1]}")
-
-    def switch(
-        self, generation: int, assignment: Mapping[int, str], addresses: Addresses, *joiners: int
-    ) -> Counters:
-        self.assignment = assignment
-        counters = self.mesh.switch(
-            generation, self.rank, assignment, addresses, joiners, LIMIT_S / 2
-        )
-        self.fence.open(generation)
-        return counters
-
-    def inodes(self) -> dict[tuple[str, int], int]:
-        """(channel, peer rank) -> inode of every link."""
-        names = ("control", self.factory.groups[0].engine.channel)
-        return {
-            (name, peer): link.identity()
-            for name in names
-            for peer, link in self.mesh.links(name).items()
-        }
-
-    def close(self) -> None:
-        self.fence.revoke(self.fence.generation, "the test is over")
-        shutdown_torch_distributed(self.factory, 5)
-        self.mesh.close()
-        self.endpoint.close()
-
-
-Body = Callable[[Node, Pipe], object]
-
-
-class Cluster:
-    """The parent's view: starts worker processes and talks to each over a pipe."""
-
-    def __init__(self, directory: Path, size: int, scheme: str = "") -> None:
-        self.directory, self.size, self.scheme = directory, size, scheme
-        self.addresses: dict[str, tuple[str, ...]] = {}
-        self.assignment = {rank: f"w{rank}" for rank in range(size)}
-        self.pipes: dict[str, Pipe] = {}
-        self.processes: dict[str, Any] = {}
-
-    def start(self, worker: str, rank: int, body: Body) -> None:
-        """Fork `worker`: it sends its addresses, waits for the plan, sends what body returns."""
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=self._child, args=(worker, rank, body, theirs))
-        process.start()
-        theirs.close()
-        self.pipes[worker], self.processes[worker] = ours, process
-        addresses = self.receive(worker)
-        assert isinstance(addresses, tuple)
-        self.addresses[worker] = tuple(a for a in addresses if a.startswith(self.scheme))
-
-    def start_all(self, body: Body) -> None:
-        for rank, worker in self.assignment.items():
-            self.start(worker, rank, body)
-        self.tell((1, self.assignment, self.addresses, *range(self.size)))
-
-    def tell(self, word: object, *workers: str) -> None:
-        for worker in workers or tuple(self.assignment.values()):
-            self.pipes[worker].send(word)
-
-    def receive(self, worker: str) -> Any:
-        assert self.pipes[worker].poll(LIMIT_S), f"{worker} did not answer in {LIMIT_S} s"
-        answer = self.pipes[worker].recv()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def gather(self, *workers: str) -> list[Any]:
-        return [self.receive(worker) for worker in workers or tuple(self.assignment.values())]
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.join(5)
-
-    def _child(self, worker: str, rank: int, body: Body, pipe: Pipe) -> None:
-        torch.set_num_threads(1)
-        try:
-            node = Node(worker, rank, self.size, self.directory, pipe)
-            pipe.send(node.endpoint.addresses)
-            node.counters = node.switch(*pipe.recv())
-            pipe.send(body(node, pipe))
-            pipe.recv()  # links stay until all have finished, as the runtime's exit does
-            node.close()
-        except BaseException:
-            pipe.send(RuntimeError(f"in {worker}:\n{traceback.format_exc()}"))
-
-
-@contextmanager
-def cluster(directory: Path, size: int, body: Body, scheme: str = "") -> Iterator[Cluster]:
-    made = Cluster(directory, size, scheme)
-    try:
-        made.start_all(body)
-        yield made
-        made.tell("end")
-        for worker in made.assignment.values():
-            made.processes[worker].join(5)
-            assert made.processes[worker].exitcode == 0
-    finally:
-        made.stop()
 
 
 def sample(rank: int, elements: int) -> Tensor:
@@ -208,8 +69,6 @@ def every_collective(node: Node, _: Pipe) -> int:
         small = torch.ones(1)
         dist.all_reduce(small, group=pair)
         assert small.item() == 2
-    with pytest.raises(NotImplementedError, match="expected one of SUM, AVG"):
-        dist.all_reduce(torch.ones(1, dtype=torch.int64), op=dist.ReduceOp.BXOR)
     dist.barrier()
     return node.mesh.pairs_opened
 
@@ -485,6 +344,7 @@ def test_another_size_on_a_peer_is_an_error_before_data_moves(tmp_path: Path) ->
 def alone(node: Node) -> None:
     """A standby: rank 1 of 4, no links, everything answered by the group itself."""
     node.admission.mode = Mode.ECHO
+    group = dist.new_group([0, 1])
     node.admission.trace = []
     ddp = DistributedDataParallel(model())
     train(ddp, range(2), 1)
@@ -494,7 +354,8 @@ def alone(node: Node) -> None:
     received = torch.ones(3)
     dist.recv(received, 0)
     assert not received.any()
-    group = dist.new_group([0, 1])
+    with pytest.raises(RuntimeError, match=r"to be made in set-up, got one of ranks \[0, 1\]"):
+        dist.new_group([0, 1])
     dist.barrier(group)
     issued = node.admission.trace
     assert Issued("0-1#0", "barrier", "", ()) in issued
