@@ -115,7 +115,11 @@ class Context:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The layout as a DeviceMesh with the same axis names. Set-up, collective on first use."""
+        """The layout as a DeviceMesh with the same axis names. Set-up, collective on first use.
+
+        It knows its rank: RuntimeError in a script that promises `rebindable`.
+        """
+        self._run.binding.check("ctx.mesh")
         if self._mesh is None:
             axes = self.layout.axes
             self._mesh = init_device_mesh(

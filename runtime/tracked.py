@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import xxhash
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 
-from trainmover.runtime import codec, optimizer_state, rng
+from trainmover.runtime import codec, dtensors, forgotten, optimizer_state, refused, rng
 from trainmover.runtime.batches import Batches
 from trainmover.runtime.buffers import Buffers
 from trainmover.runtime.optimizer_state import UndoCopy
+from trainmover.runtime.remains import Sharded
 from trainmover.runtime.shared import Objects, Receiver, Shared, sha256
 from trainmover.runtime.small import Gradients, Small
 
@@ -35,6 +35,8 @@ class Tracked:
         self._batches: list[Batches] = []
         self._undo_copies: dict[torch.optim.Optimizer, UndoCopy] = {}
         self._opened: rng.RngState | None = None
+        self._own_rng: tuple[rng.RngState | None, dict[str, bytes]] = None, {}
+        """The random state that was packed last, and its parts."""
         self._receiver: Receiver | None = None
         self._index()
 
@@ -82,34 +84,8 @@ class Tracked:
         """For the first step. ValueError names what drives or fills tracked state but is not
         tracked itself: learning rate schedulers, and parameters that no tracked module has."""
         self._index()
-        self._check_schedulers()
-        known = {id(p) for m in self._modules.values() for p in m.parameters()}
-        strangers = [
-            f"{name}.param_groups[{i}]['params'][{j}] of shape {list(p.shape)}"
-            for name, optimizer in self._optimizers.items()
-            for i, group in enumerate(optimizer.param_groups)
-            for j, p in enumerate(group["params"])
-            if id(p) not in known
-        ]
-        if strangers:
-            raise ValueError(
-                f"{len(strangers)} parameters of tracked optimizers are in no tracked module and "
-                f"would not move with the rank: {', '.join(strangers[:5])}; track the module that "
-                "they belong to"
-            )
-
-    def _check_schedulers(self) -> None:
-        """A scheduler wraps `step` of its optimizer, which tells that there is one."""
-        driven = {id(o.optimizer) for o in self._others.values() if isinstance(o, LRScheduler)}
-        driven |= {id(o) for other in self._others.values() for o in _inner_optimizers(other)}
-        for name, optimizer in self._optimizers.items():
-            wrapped = hasattr(optimizer.step, "_wrapped_by_lr_sched")
-            if wrapped and id(optimizer) not in driven:
-                raise ValueError(
-                    f"a learning rate scheduler drives the tracked optimizer {name!r} but is not "
-                    "tracked: a joiner would start its schedule again; add it to ctx.track("
-                    "scheduler=scheduler)"
-                )
+        forgotten.check_schedulers(self._optimizers, self._others.values())
+        forgotten.check_parameters(self._optimizers, self._modules.values())
 
     def open_for_good(self) -> None:
         """A block opens that is never undone. ValueError for a gradient that is not zero."""
@@ -129,6 +105,7 @@ class Tracked:
         """Everything is again what it was at `open`, bit for bit; batches will come again."""
         if self._opened is None:
             raise RuntimeError("undo before the first open: there is nothing to go back to")
+        self._sharded.settle()
         self._gradients.put_back()
         for undo_copy in self._undo_copies.values():
             undo_copy.put_back()
@@ -155,9 +132,9 @@ class Tracked:
         return self._own(self._opened)
 
     def _own(self, state: rng.RngState) -> dict[str, bytes]:
-        parts = {}
-        for name, part in rng.to_parts(state).items():
-            parts["rng." + name] = part
+        if state is not self._own_rng[0]:
+            self._own_rng = state, {"rng." + k: v for k, v in rng.to_parts(state).items()}
+        parts = self._own_rng[1].copy()
         for i, batches in enumerate(self._batches):
             parts[f"batches.{i}"] = batches.position()
         parts["vars"] = codec.encode(self.vars, "vars") if self.vars else _NO_VARS
@@ -182,6 +159,7 @@ class Tracked:
 
     def shared(self) -> Shared:
         """The donor's view of the shared state; tensors are live."""
+        self._sharded.settle()
         return self._objects.shared()
 
     def receive(self, meta: bytes) -> list[torch.Tensor]:
@@ -189,6 +167,7 @@ class Tracked:
 
         Raises ValueError naming what differs from the donor.
         """
+        self._sharded.settle()
         self._receiver = Receiver(self._objects, meta)
         return self._receiver.destinations
 
@@ -205,6 +184,7 @@ class Tracked:
 
     def object_digests(self) -> dict[str, str]:
         """Tracked name -> xxh3_128 of its shared state; equal on ranks that hold the same shard."""
+        self._sharded.settle()
         found = {n: Objects({n: m}, {}, {}) for n, m in self._modules.items()}
         found |= {n: Objects({}, {n: o}, {}) for n, o in self._optimizers.items()}
         found |= {n: Objects({}, {}, {n: o}) for n, o in self._others.items()}
@@ -228,6 +208,8 @@ class Tracked:
 
     def _index(self) -> None:
         """What follows from the registry, so that no block walks module trees."""
+        self._sharded = Sharded(self._modules.values())
+        self._sharded.settle()
         self._objects = Objects(self._modules, self._optimizers, self._others)
         self._buffers = Buffers(self._modules)
         self._small = Small(self._buffers, self.optimizers, self._others, self.vars)
@@ -242,6 +224,7 @@ class Tracked:
                 if id(p) not in known:
                     named[f"{name}'s parameter {i}"] = p
         self._gradients = Gradients(named)
+        self.dtensors = dtensors.among(named.values())
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -252,8 +235,10 @@ class Tracked:
     def _check_movable(self, name: str, value: Any) -> None:
         match value:
             case torch.nn.Module():
+                refused.check(name, value)
                 _check_module(name, _unwrapped(value))
             case torch.optim.Optimizer():
+                refused.check(name, value)
                 codec.encode(optimizer_state.describe(value), name, [])
             case _ if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
                 codec.encode(value.state_dict(), name, [])
@@ -263,13 +248,6 @@ class Tracked:
                     "what has state_dict and load_state_dict (schedulers, GradScaler); put plain "
                     "values into ctx.vars and loaders into ctx.batches"
                 )
-
-
-def _inner_optimizers(value: object) -> list[object]:
-    """Optimizers behind schedulers that a tracked object holds (SequentialLR, a trainer's)."""
-    held = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    flat = [x for item in held for x in (item if isinstance(item, list | tuple) else [item])]
-    return [x.optimizer for x in flat if isinstance(x, LRScheduler)]
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:

@@ -5,12 +5,14 @@ in them. No word commit or retry leaves here, only T, with who can restore whom.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from trainmover.schemas.commands import Answer
 from trainmover.schemas.events import MigrationPlanned, Source
 from trainmover.schemas.layout import Layout
 from trainmover.schemas.member import Member
+from trainmover.schemas.shards import NO_HOLDER, NOT_SAID, Shards, in_words, lost, replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,14 @@ class Verdict:
     state_lost: bool = False
 
 
-def verdict(layout: Layout, plan: MigrationPlanned, answers: Mapping[str, Answer]) -> Verdict:
-    """`answers` holds one answer per member of the plan, all about its generation."""
-    full = [m for m in plan.members if not answers[m.worker].empty]
+def verdict(
+    layout: Layout,
+    plan: MigrationPlanned,
+    answers: Mapping[str, Answer],
+    shards: Shards = NOT_SAID,
+) -> Verdict:
+    """`answers` holds one answer per member and leaver of the plan, all about its generation."""
+    full = [m for m in (*plan.members, *plan.leavers) if not answers[m.worker].empty]
     if not full:
         return Verdict(problem="no member of the plan holds state of the job", state_lost=True)
     target = max(answers[m.worker].committed for m in full)
@@ -41,12 +48,13 @@ def verdict(layout: Layout, plan: MigrationPlanned, answers: Mapping[str, Answer
         return Verdict(problem=f"bug: the furthest rank committed {target} steps, but {ranks}")
     dirty = tuple(m.rank for m in full if answers[m.worker].dirty)
     needing = [m for m in plan.members if answers[m.worker].empty or m.rank in dirty]
-    sources = [_source(layout, m, target, plan.members, answers) for m in needing]
-    lost = [problem for s in sources if (problem := _lost(layout, s, target, answers))]
-    if lost and target == 0:
+    sources = [_source(layout, m, target, plan, answers, shards) for m in needing]
+    clean = {m.rank for m in full if not answers[m.worker].dirty}
+    problems = [p for s in sources if (p := _lost(layout, s, target, answers, shards, clean))]
+    if problems and target == 0:
         return Verdict(setup_again=True)  # nothing is lost that set-up does not make again
-    if lost:
-        return Verdict(problem=lost[0], state_lost=True)
+    if problems:
+        return Verdict(problem=problems[0], state_lost=True)
     return Verdict(
         target=target,
         sources=tuple(sources),
@@ -63,28 +71,39 @@ def _source(
     layout: Layout,
     member: Member,
     target: int,
-    members: tuple[Member, ...],
+    plan: MigrationPlanned,
     answers: Mapping[str, Answer],
+    shards: Shards,
 ) -> Source:
-    by_rank = {m.rank: m for m in members}
-    replicas = [by_rank[r] for r in layout.replicas(member.rank) if r != member.rank]
-    donors = [m for m in replicas if not answers[m.worker].empty and not answers[m.worker].dirty]
+    """A leaver gives all there is to its joiner; else a replica and a buddy do."""
+    by_rank = {m.rank: m for m in plan.members}
+    leaver = next((m for m in plan.leavers if m.rank == member.rank), None)
+    others = [by_rank[r] for r in replicas(layout, shards, member.rank) if r != member.rank]
+    donors = [m for m in others if not answers[m.worker].empty and not answers[m.worker].dirty]
     # Who is at the target already serves before who must still run its optimizer.
     donors.sort(key=lambda m: (answers[m.worker].committed != target, m.rank))
-    holder = extras_holder(member.rank, target, members, answers)
+    holder = leaver or extras_holder(member.rank, target, plan.members, answers)
     return Source(
         rank=member.rank,
         worker=member.worker,
-        donors=tuple(m.worker for m in donors),
+        donors=tuple(m.worker for m in ([leaver] if leaver else []) + donors),
         extras_from=holder.worker if holder else None,
     )
 
 
-def _lost(layout: Layout, source: Source, target: int, answers: Mapping[str, Answer]) -> str:
+def _lost(
+    layout: Layout,
+    source: Source,
+    target: int,
+    answers: Mapping[str, Answer],
+    shards: Shards,
+    clean: AbstractSet[int],
+) -> str:
     """What of a rank's state no live member holds; empty when all of it is there."""
     if not source.donors:
-        shard = layout.shard(source.rank) or "whole model"
-        return f"no live rank holds the shard of rank {source.rank} ({shard})"
+        gone = lost(layout, shards, source.rank, clean - {source.rank})
+        shard = in_words(layout, shards, source.rank, gone)
+        return f"no live rank holds the shard of rank {source.rank} ({shard}): {NO_HOLDER}"
     if source.extras_from is None and answers[source.worker].empty:
         return (
             f"the own state of rank {source.rank} at step {target} is lost: "

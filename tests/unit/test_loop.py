@@ -255,6 +255,8 @@ def test_a_rebindable_script_may_ask_for_its_rank_in_the_loop_only(tmp_path: Pat
             _ = ctx.rank
         with pytest.raises(RuntimeError, match=r"ctx\.coordinate\('dp'\) is not known"):
             ctx.coordinate("dp")
+        with pytest.raises(RuntimeError, match=r"ctx\.mesh is not known"):
+            _ = ctx.mesh
         assert ctx.coordinate("pp") == 0
         ctx.on_assigned(lambda: assigned.append(ctx.rank))
         ctx.batches(lambda: DataLoader(TensorDataset(torch.arange(float(2 + ctx.rank)))))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -130,6 +131,20 @@ def test_a_gradient_left_from_before_the_block_is_an_error_that_names_it() -> No
     rank.backward()
     with pytest.raises(ValueError, match=r"model\.0\.weight .*inside the block"):
         rank.tracked.open()
+
+
+def test_own_state_that_rests_is_the_same_bytes_and_what_moves_is_noticed() -> None:
+    rank = trained(1)
+    before = rank.tracked.own()
+    rank.tracked.open()
+    rests = rank.tracked.own_at_opening()
+    assert rests == before
+    assert all(rests[name] is before[name] for name in before if name.startswith("rng."))
+    torch.rand(1)
+    rank.tracked.open()
+    now = rank.tracked.own_at_opening()
+    assert {name for name in now if now[name] != before[name]} == {"rng.cpu"}
+    assert rests == before
 
 
 def skipped(rank: Rank) -> None:
@@ -273,7 +288,7 @@ def test_an_object_with_tensors_in_its_state_moves() -> None:
 
 def test_ddp_and_compile_wrappers_do_not_show_in_names_and_digest() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store = HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         wrappers: list[Any] = [
