@@ -39,29 +39,31 @@ def tree_edges(world_size: int) -> frozenset[Edge]:
     return frozenset(((rank - 1) // 2, rank) for rank in range(1, world_size))
 
 
-def buddies(rank: int, machines: Sequence[str]) -> tuple[int, ...]:
-    """The up to two ranks that hold the extras of `rank`, in order of preference.
+def buddies(machines: Sequence[str]) -> list[tuple[int, ...]]:
+    """Of every rank the up to two ranks that hold its extras, in order of preference.
 
     `machines[r]` is the machine of rank r at the first placement: buddies are fixed for the job.
-    The next ranks on other machines come first, one per machine where there are enough.
+    They are the ranks at the same place of the next two machines, so that every rank of machines
+    of one size holds those of two. Where there is one other machine the second is the next place
+    there, and then come the next ranks of the own machine.
     """
-    size = len(machines)
-    others = [(rank + i) % size for i in range(1, size)]
-    chosen: list[int] = []
-    for avoid_chosen, avoid_own in ((True, True), (False, True), (True, False), (False, False)):
-        for other in others:
-            taken = {machines[c] for c in chosen} if avoid_chosen else set()
-            own = {machines[rank]} if avoid_own else set()
-            if len(chosen) < 2 and other not in chosen and machines[other] not in taken | own:
-                chosen.append(other)
-    return tuple(chosen)
+    ranks_of: dict[str, list[int]] = {}
+    for rank, machine in enumerate(machines):
+        ranks_of.setdefault(machine, []).append(rank)
+    groups = list(ranks_of.values())
+    chosen: list[tuple[int, ...]] = [()] * len(machines)
+    for at, own in enumerate(groups):
+        following = [groups[(at + n) % len(groups)] for n in (1, 2) if n < len(groups)]
+        for place, rank in enumerate(own):
+            others = [ranks[(place + n) % len(ranks)] for n in (0, 1) for ranks in following]
+            others += [own[(place + n) % len(own)] for n in (1, 2)]
+            chosen[rank] = tuple(o for o in dict.fromkeys(others) if o != rank)[:2]
+    return chosen
 
 
 def control_edges(machines: Sequence[str]) -> frozenset[Edge]:
     """The control channel: the vote tree and every rank's buddies."""
-    pairs = (
-        _edge(rank, buddy) for rank in range(len(machines)) for buddy in buddies(rank, machines)
-    )
+    pairs = (_edge(rank, b) for rank, chosen in enumerate(buddies(machines)) for b in chosen)
     return tree_edges(len(machines)) | frozenset(pairs)
 
 
