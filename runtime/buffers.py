@@ -34,13 +34,14 @@ class Buffers:
 
     def keep(self) -> None:
         """Copies every buffer into memory that is allocated once."""
-        self._kept = [
-            _Kept(home, name, buffer, self._copy_for(prefix + name, buffer))
-            for prefix, home in self._homes.items()
-            if home
-            for name, buffer in home.items()
-        ]
-        if self._kept:
+        self._kept = []
+        if any(self._homes.values()):
+            self._kept = [
+                _Kept(home, name, buffer, self._copy_for(prefix + name, buffer))
+                for prefix, home in self._homes.items()
+                if home
+                for name, buffer in home.items()
+            ]
             self._copy(to_copies=True)
 
     def put_back(self) -> None:
@@ -53,6 +54,8 @@ class Buffers:
 
     def parts(self) -> dict[str, bytes]:
         """A header line (dtype, shape) and the raw bytes of each buffer that is not None."""
+        if not any(self._homes.values()):
+            return {}
         return {
             prefix + name: _part(buffer)
             for prefix, home in self._homes.items()

@@ -21,25 +21,23 @@ def pack(parts: Parts, prefix: bytes = b"") -> bytes:
     return b"".join(out)
 
 
-def unpack(data: bytes | memoryview) -> dict[str, bytes]:
-    """Raises ValueError for anything that `pack` does not make."""
-    view = memoryview(data)
+def unpack(data: bytes, at: int = 0) -> dict[str, bytes]:
+    """The parts from `at` on. Raises ValueError for anything that `pack` does not make."""
     try:
-        (count,) = _COUNT.unpack_from(view)
-        at, parts = _COUNT.size, {}
+        (count,) = _COUNT.unpack_from(data, at)
+        at, parts = at + _COUNT.size, {}
         for _ in range(count):
-            name_bytes, value_bytes = _PART.unpack_from(view, at)
-            at += _PART.size
-            end = at + name_bytes + value_bytes
-            if end > len(view):
+            name_bytes, value_bytes = _PART.unpack_from(data, at)
+            name_at = at + _PART.size
+            value_at = name_at + name_bytes
+            at = value_at + value_bytes
+            if at > len(data):
                 raise ValueError("extras end in the middle of a part")
-            name = bytes(view[at : at + name_bytes]).decode()
-            parts[name] = bytes(view[at + name_bytes : end])
-            at = end
+            parts[data[name_at:value_at].decode()] = data[value_at:at]
     except (struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"extras are malformed: {error}") from error
-    if at != len(view):
-        raise ValueError(f"extras have {len(view) - at} bytes too many")
+    if at != len(data):
+        raise ValueError(f"extras have {len(data) - at} bytes too many")
     if len(parts) != count:
         raise ValueError(f"extras name one of {count} parts twice")
     return parts
@@ -67,7 +65,8 @@ class Shelf:
 
     def prune(self, kept: Mapping[int, tuple[int, ...]]) -> None:
         for rank, versions in self._kept.items():
-            for version in [v for v in versions if v not in kept.get(rank, ())]:
+            stay = kept.get(rank, ())
+            for version in [v for v in versions if v not in stay]:
                 del versions[version]
 
     def get(self, rank: int, version: int) -> dict[str, bytes] | None:

@@ -12,27 +12,30 @@ from trainmover.runtime.wire import Header, Kind
 class Pump:
     """The control links of one generation, for the one thread that votes.
 
-    Only links that a poll named are read, and only those with a queue are flushed: a system call
-    that finds nothing to do costs as much as one that does.
+    Only links that a poll named are read, and only those with something unsent are flushed: a
+    system call that finds nothing to do costs as much as one that does.
     """
 
     def __init__(self, links: Iterable[Link], fence: Fence) -> None:
         self._fence, self._generation = fence, fence.generation
         self._links = {link.peer_rank: link for link in links}
         self._by_fd = {link.fileno(): link for link in self._links.values()}
-        self._queued: list[Link] = []
+        self.unsent: list[Link] = []
+        """Whose socket was full."""
         # no poll tells of what came together with the peer's marker
         self._readable = [link for link in self._links.values() if link.has_unread]
         self._poller = select.poll()
         for fd in (fence.wake_fd, *self._by_fd):
             self._poller.register(fd, select.POLLIN)
 
-    def queue(self, rank: int, kind: Kind, step: int, payload: bytes) -> None:
-        """For the next `run` to send. Raises KeyError for a rank that there is no link to."""
+    def send(self, rank: int, kind: Kind, step: int, payload: bytes) -> None:
+        """Send as much as the socket takes now; the next `run` sends the rest.
+
+        Never blocks. Raises Revoked, LinkBroken, and KeyError for a rank that there is no link to.
+        """
         link = self._links[rank]
-        link.queue(kind, step, payload)
-        if link not in self._queued:
-            self._queued.append(link)
+        if not link.send(self._generation, kind, step, payload) and link not in self.unsent:
+            self.unsent.append(link)
 
     def run(
         self,
@@ -41,9 +44,9 @@ class Pump:
         deadline_s: float,
         waiting_for: Callable[[], str] | None = None,
     ) -> None:
-        """Send what is queued and hand what comes to `handle`, with its rank, until `until()`.
+        """Send the rest and hand what comes to `handle`, with its rank, until `until()`.
 
-        Blocks for `deadline_s` seconds at most; returns only when what was queued is sent as well.
+        Blocks for `deadline_s` seconds at most; returns only when all is sent as well.
         Raises Revoked when the generation ends, LinkBroken when a link does, and TimeoutError,
         which names `waiting_for()` or else all the peers.
         """
@@ -56,9 +59,9 @@ class Pump:
                 if link.holds_newer:
                     self._watch(link)
             self._readable = []
-            if self._queued:
-                self._queued = [x for x in self._queued if not x.flush(self._generation)]
-            if not self._queued and until():
+            if self.unsent:
+                self.unsent = [x for x in self.unsent if not x.flush(self._generation)]
+            if not self.unsent and until():
                 return
             now = time.monotonic()
             deadline = deadline or now + deadline_s
@@ -73,7 +76,7 @@ class Pump:
 
     def _wait(self, timeout_s: float) -> None:
         """Block until a link can go on, the fence is revoked, or `timeout_s` is over."""
-        blocked = self._queued
+        blocked = self.unsent
         for link in blocked:
             self._watch(link, select.POLLOUT)
         ready = self._poller.poll(timeout_s * 1000)

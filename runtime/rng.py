@@ -5,7 +5,7 @@ import hashlib
 import random
 import struct
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +30,17 @@ class RngState(NamedTuple):
 
 
 def capture() -> RngState:
-    """Cheap (5 us): compared in place with the last one, and packed only where it has changed."""
+    """Cheap: generators are compared in memory with what was seen last, and asked only where that
+    has changed. While all of them rest it is the same object again.
+    """
     global _last
-    cpu = _held(_last.cpu, torch.default_generator.get_state())
-    device = _held(_last.device, torch.cuda.get_rng_state()) if _has_device() else None
-    _last = RngState(_python.get(), _numpy.get(), cpu, device)
+    python, numpy, cpu = _python.get(), _numpy.get(), _torch.get()
+    device = _device(_last.device) if _in_use() else None
+    last = _last
+    if not (
+        python is last.python and numpy is last.numpy and cpu is last.cpu and device is last.device
+    ):
+        _last = RngState(python, numpy, cpu, device)
     return _last
 
 
@@ -77,7 +83,7 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
     # not torch.manual_seed: before CUDA is in use it would leave a seed for later
     torch.default_generator.manual_seed(seed)
-    if _has_device():
+    if _in_use():
         torch.cuda.manual_seed(seed)
 
 
@@ -107,19 +113,12 @@ class Stream:
         restore(self._outside)
 
 
-def _has_device() -> bool:
-    return torch.cuda.is_initialized()  # type: ignore[no-any-return,no-untyped-call]
+_in_use: Callable[[], bool] = torch.cuda.is_initialized
 
 
-def _held(last: bytes | None, state: torch.Tensor) -> bytes:
-    content = state.numpy()
-    return last if last is not None and _equal(last, content) else content.tobytes()
-
-
-def _equal(last: bytes, now: Any) -> bool:
-    """Whether a buffer holds `last`; unlike `==` it copies nothing: to allocate some kB costs 10 us
-    after a step of torch, which leaves many small pieces to merge."""
-    return last.startswith(now) and len(last) == now.nbytes
+def _device(last: bytes | None) -> bytes:
+    state = torch.cuda.get_rng_state().numpy().tobytes()
+    return last if last is not None and last == state else state
 
 
 def _tensor(state: bytes) -> torch.Tensor:
@@ -127,7 +126,10 @@ def _tensor(state: bytes) -> torch.Tensor:
 
 
 def _memory(address: int, size: int) -> memoryview:
-    """What stands there now, and whatever will later."""
+    """What stands there now, and whatever will later. `seen.startswith(memory)` compares it with
+    as many bytes and copies nothing: to allocate some kB costs 10 us after a step of torch, which
+    leaves many small pieces to merge.
+    """
     return memoryview((ctypes.c_char * size).from_address(address))
 
 
@@ -150,15 +152,14 @@ class _Python:
         self._part = b""
 
     def get(self) -> bytes:
-        rests = self._in_memory and _equal(self._seen, self._memory)
         has_gauss = self._generator.gauss_next is not None
-        if not rests or has_gauss or self._had_gauss:
-            memory = self._memory.tobytes()
+        if has_gauss or self._had_gauss or not self._seen.startswith(self._memory):
+            self._seen = self._memory.tobytes() if self._in_memory else b""
+            self._had_gauss = has_gauss
             version, internal, gauss = random.getstate()
             words = array("I", internal).tobytes()
             part = _PYTHON.pack(version, gauss is not None, gauss or 0.0) + words
             self._part = self._part if self._part == part else part
-            self._seen, self._had_gauss = memory, has_gauss
         return self._part
 
 
@@ -173,8 +174,8 @@ def _unpack_python(part: bytes) -> tuple[Any, ...]:
 
 class _Numpy:
     """numpy's legacy generator. get_state costs 60 us, so what it said holds while neither the
-    memory of the twister nor that of the object around it has changed; in the latter is the second
-    of two normals, which can be used up without a trace in the twister.
+    memory of the twister nor that of the object around it has changed; in the latter are the second
+    of two normals, which can be used up without a trace in the twister, and which twister it is.
     """
 
     def __init__(self) -> None:
@@ -183,29 +184,29 @@ class _Numpy:
         self._around = _memory(id(around) + object.__basicsize__, size)
         self._generator: Any = None
         self._twister = memoryview(b"")
-        self._seen = b"", b""
+        self._seen_twister = self._seen_around = b""
         self._part = b""
 
     def get(self) -> bytes:
-        generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        if generator is not self._generator:
-            self._begin(generator)
-        twister, around = self._seen
-        if not (_equal(twister, self._twister) and _equal(around, self._around)):
-            self._seen = self._twister.tobytes(), self._around.tobytes()
-            state: Any = np.random.get_state()
-            _, key, position, has_gauss, gauss = state
-            self._part = _NUMPY.pack(position, has_gauss, gauss) + key.tobytes()
+        same = self._seen_around.startswith(self._around)
+        if not (same and self._seen_twister.startswith(self._twister)):
+            self._read()
         return self._part
 
-    def _begin(self, generator: Any) -> None:
+    def _read(self) -> None:
+        generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
         if not isinstance(generator, np.random.MT19937):
             raise TypeError(
                 "expected numpy's global generator to be the MT19937 it starts with, got "
                 f"{type(generator).__name__}; make a np.random.Generator of your own instead"
             )
-        self._generator, self._seen = generator, (b"", b"")
-        self._twister = _memory(generator.ctypes.state_address, _MT19937_BYTES)
+        if generator is not self._generator:
+            self._generator = generator  # held, so that no other one gets its memory
+            self._twister = _memory(generator.ctypes.state_address, _MT19937_BYTES)
+        self._seen_twister, self._seen_around = self._twister.tobytes(), self._around.tobytes()
+        state: Any = np.random.get_state()
+        _, key, position, has_gauss, gauss = state
+        self._part = _NUMPY.pack(position, has_gauss, gauss) + key.tobytes()
 
 
 def _unpack_numpy(part: bytes) -> tuple[Any, ...]:
@@ -214,5 +215,23 @@ def _unpack_numpy(part: bytes) -> tuple[Any, ...]:
     return "MT19937", key, position, has_gauss, gauss
 
 
-_python, _numpy = _Python(), _Numpy()
+# ---- torch
+
+
+class _Torch:
+    """torch's generator for the CPU. get_state says all of it, in 5 kB that are packed only where
+    they have changed; torch keeps its memory to itself.
+    """
+
+    def __init__(self) -> None:
+        self._part = b""
+
+    def get(self) -> bytes:
+        state: Any = torch.default_generator.get_state().numpy()
+        if not self._part.startswith(memoryview(state)):
+            self._part = state.tobytes()
+        return self._part
+
+
+_python, _numpy, _torch = _Python(), _Numpy(), _Torch()
 _last = RngState(b"", b"", b"")

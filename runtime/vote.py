@@ -6,13 +6,14 @@ every rank's extras are held elsewhere (docs/design/commit.md, rule 3). Runs in 
 thread on its own links.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import structlog
 
 from trainmover.runtime import commit
 from trainmover.runtime.ballot import Ballot
-from trainmover.runtime.commit import Phase
+from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.extras import Parts, pack, unpack
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.mesh import Mesh
@@ -27,6 +28,7 @@ CHANNEL = "control"
 SAY_EVERY_S = 10.0
 """A vote may wait as long as the slowest rank computes; who waits says for whom this often."""
 FULL, WANTS_ACK = 1, 2
+_NO_VOTES: Mapping[int, Ballot] = MappingProxyType({})
 
 
 class Vote:
@@ -37,22 +39,24 @@ class Vote:
     ) -> None:
         self._seat, self._fence = seat, fence
         self.rebind(mesh, rank, placement)
-        self._votes: dict[tuple[int, int], Ballot] = {}
+        self._votes: dict[int, dict[int, Ballot]] = {}
+        """Step -> child in the tree -> what its subtree says."""
         self._results: dict[int, Ballot] = {}
         self._failed: set[int] = set()
         """Steps of which a vote below or the result says abort."""
         self._acks: set[tuple[int, int]] = set()
         self._introduced: set[int] = set()
         """Ranks whose full extras came in this generation: they wait for our acknowledgement."""
-        self._sent: dict[str, bytes] = {}
+        self._sent: Parts = {}
 
     def rebind(self, mesh: Mesh, rank: int, placement: tuple[str, ...]) -> None:
         """Take the place of `rank` in the tree and among the buddies; no vote is open."""
         self._mesh, self.rank = mesh, rank
         self._pump = Pump((), self._fence)
         world = range(len(placement))
-        self.buddies = buddies(rank, placement)
-        self.neighbours = tuple(r for r in world if rank in buddies(r, placement))
+        chosen = buddies(placement)
+        self.buddies = chosen[rank]
+        self.neighbours = tuple(r for r in world if rank in chosen[r])
         """Ranks whose extras this one keeps."""
         self._parent = tree_parent(rank)
         self._kids = tree_children(rank, len(placement))
@@ -83,7 +87,7 @@ class Vote:
 
         Returns the names of the changed parts; blocks only when there are some.
         """
-        if parts == self._sent:  # identical objects, as a rule
+        if parts is self._sent or parts == self._sent:  # or identical values, as a rule
             return ()
         changed = tuple(name for name, value in parts.items() if self._sent.get(name) != value)
         if changed and self.buddies:
@@ -95,9 +99,9 @@ class Vote:
     def _send_extras(self, version: int, parts: Parts, *, full: bool, wants_ack: bool) -> None:
         changed = {k: v for k, v in parts.items() if full or self._sent.get(k) != v}
         payload = pack(changed, bytes([FULL * full | WANTS_ACK * wants_ack]))
-        self._sent = dict(parts)
+        self._sent = parts
         for rank in self.buddies:
-            self._pump.queue(rank, Kind.EXTRAS, version, payload)
+            self._pump.send(rank, Kind.EXTRAS, version, payload)
 
     def _acknowledged(self, version: int) -> bool:
         return all((rank, version) in self._acks for rank in self.buddies)
@@ -111,23 +115,22 @@ class Vote:
         off; the seat's position then says whether the step is held.
         """
         seat = self._seat
-        seat.move(self._guarded(commit.gathered))
+        seat.move(_gathered)
         self._send_extras(step + 1, parts, full=False, wants_ack=False)
         self._run(lambda: self._ready(step), "votes of its subtree")
         hit("extras")
-        combined = own
-        for kid in self._kids:
-            if (vote := self._votes.get((step, kid))) is not None:
-                combined = combined.plus(vote)
-        if self._overtaken(step) or combined.failed:
+        if step in self._failed:
             return self._abort(step)
+        combined = own
+        for vote in self._votes.get(step, _NO_VOTES).values():
+            combined = combined.plus(vote)
         if self._parent is None:
             hit("vote")
             total = combined
         else:
-            seat.move(self._guarded(commit.voted))
-            self._pump.queue(self._parent, Kind.VOTE, step, combined.to_bytes())
-            self._run(lambda: True, "")
+            seat.move(_voted)
+            self._pump.send(self._parent, Kind.VOTE, step, combined.to_bytes())
+            self._sent_all()
             hit("vote")
             try:
                 self._run(lambda: step in self._results, "the result of the vote")
@@ -142,14 +145,17 @@ class Vote:
     def _spread(self, step: int, total: Ballot, hit: Callable[[str], None]) -> Ballot:
         """Take the result and pass it on to the subtree."""
         seat, generation = self._seat, self._fence.generation
-        position = seat.move(lambda p: commit.result(p, generation, step, not total.failed))
+        ok, freeze = not total.failed, total.freeze
+        position = seat.move(lambda p: commit.result(p, generation, step, ok, freeze))
         if position.phase is not Phase.APPLYING and not total.failed:
             raise Revoked("the generation ended before the result of the vote was taken")
         hit("result")
         try:
-            for kid in self._kids:
-                self._pump.queue(kid, Kind.RESULT, step, total.to_bytes())
-            self._run(lambda: True, "")
+            if self._kids:
+                packed = total.to_bytes()
+                for kid in self._kids:
+                    self._pump.send(kid, Kind.RESULT, step, packed)
+                self._sent_all()
         except Exception as error:
             # The commit is known; who did not hear it learns it from the mover's decision.
             log.info("vote.result_not_forwarded", step=step, error=str(error))
@@ -170,42 +176,33 @@ class Vote:
         failed = Ballot(failed=True)
         self._seat.move(commit.failed)
         if self._parent is not None:
-            self._pump.queue(self._parent, Kind.VOTE, step, failed.to_bytes())
+            self._pump.send(self._parent, Kind.VOTE, step, failed.to_bytes())
         for kid in self._kids:
-            self._pump.queue(kid, Kind.RESULT, step, failed.to_bytes())
-        self._run(lambda: True, "", deadline_s=1.0)
+            self._pump.send(kid, Kind.RESULT, step, failed.to_bytes())
+        self._sent_all(deadline_s=1.0)
         return failed
 
     def _ready(self, step: int) -> bool:
-        """All votes of the subtree and all extras are here, or nothing is to be waited for."""
-        return self._overtaken(step) or (
-            self._votes.keys() >= {(step, kid) for kid in self._kids}
+        """All votes of the subtree and all extras are here, or nothing is to be waited for.
+
+        FASTFAIL: a failed vote below or an abort from above ends every wait of the step.
+        """
+        return step in self._failed or (
+            len(self._votes.get(step, _NO_VOTES)) == len(self._kids)
             and commit.may_vote(self._seat.position, self.neighbours)
         )
 
-    def _overtaken(self, step: int) -> bool:
-        """FASTFAIL: a failed vote below or an abort from above ends every wait of the step."""
-        return step in self._failed
-
-    def _guarded(
-        self, decision: Callable[[commit.Position], commit.Position]
-    ) -> Callable[[commit.Position], commit.Position]:
-        """CUT: no decision of an ended generation is taken."""
-
-        def guarded(position: commit.Position) -> commit.Position:
-            if position.ended:
-                raise Revoked("the generation has ended")
-            return decision(position)
-
-        return guarded
-
     def _forget(self, step: int) -> None:
-        self._votes = {k: v for k, v in self._votes.items() if k[0] > step}
-        self._results = {k: v for k, v in self._results.items() if k > step}
-        if self._failed:
-            self._failed = {k for k in self._failed if k > step}
+        """The step is committed: of those before it nothing is left."""
+        self._votes.pop(step, None)
+        self._results.pop(step, None)
 
     # ---- messages
+
+    def _sent_all(self, deadline_s: float | None = None) -> None:
+        """Waits only where a socket was full."""
+        if self._pump.unsent:
+            self._run(lambda: True, "a socket with room", deadline_s)
 
     def _run(self, until: Callable[[], bool], what: str, deadline_s: float | None = None) -> None:
         while True:
@@ -226,12 +223,12 @@ class Vote:
         step = header.step
         match header.kind:
             case Kind.EXTRAS:
-                parts = unpack(memoryview(payload)[1:])
-                if full := bool(payload[0] & FULL):
+                flags, parts = payload[0], unpack(payload, at=1)
+                if full := bool(flags & FULL):
                     self._introduced.add(rank)
                 self._seat.keep(self._fence.generation, rank, step, parts, full=full)
-                if payload[0] & WANTS_ACK:
-                    self._pump.queue(rank, Kind.EXTRAS_ACK, step, b"")
+                if flags & WANTS_ACK:
+                    self._pump.send(rank, Kind.EXTRAS_ACK, step, b"")
             case Kind.EXTRAS_ACK:
                 self._acks.add((rank, step))
             case Kind.VOTE | Kind.RESULT:
@@ -239,6 +236,23 @@ class Vote:
                 if ballot.failed:
                     self._failed.add(step)
                 if header.kind is Kind.VOTE:
-                    self._votes[step, rank] = ballot
+                    self._votes.setdefault(step, {})[rank] = ballot
                 else:
                     self._results[step] = ballot
+
+
+# ---- CUT: no decision of an ended generation is taken
+
+
+def _gathered(position: Position) -> Position:
+    return commit.gathered(_running(position))
+
+
+def _voted(position: Position) -> Position:
+    return commit.voted(_running(position))
+
+
+def _running(position: Position) -> Position:
+    if position.ended:
+        raise Revoked("the generation has ended")
+    return position

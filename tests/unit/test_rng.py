@@ -1,7 +1,7 @@
 """The random state of a rank comes back exactly and is cheap to read."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,17 +83,50 @@ def test_a_generator_that_rests_gives_the_same_object_again() -> None:
     assert after.python is before.python
     assert after.numpy is before.numpy
     assert after.cpu is not before.cpu
-    assert rng.capture().cpu is after.cpu
+    assert rng.capture() is after
 
 
 def test_an_interpreter_whose_generator_cannot_be_read_in_memory_is_asked_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rng._python, "_in_memory", False)
-    monkeypatch.setattr(rng._python, "_memory", memoryview(b""))
+    monkeypatch.setattr(rng._python, "_seen", b"")
     before = rng.capture()
+    assert rng.capture() is before
     random.random()
     assert rng.capture().python != before.python
+
+
+def test_the_python_generator_is_read_in_memory_here() -> None:
+    assert rng._python._in_memory
+
+
+@pytest.fixture
+def another_numpy() -> Iterator[Callable[[np.random.BitGenerator], None]]:
+    first = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    yield np.random.set_bit_generator  # type: ignore[attr-defined]
+    np.random.set_bit_generator(first)  # type: ignore[attr-defined]
+
+
+def test_another_numpy_generator_with_the_state_of_another_seed_is_noticed(
+    another_numpy: Callable[[np.random.BitGenerator], None],
+) -> None:
+    before = rng.capture()
+    another_numpy(np.random.MT19937(3))
+    drawn = rng.capture()
+    assert drawn.numpy != before.numpy
+    expected = np.random.rand()
+    assert rng.capture().numpy != drawn.numpy
+    rng.restore(drawn)
+    assert np.random.rand() == expected
+
+
+def test_a_numpy_generator_that_cannot_move_is_refused(
+    another_numpy: Callable[[np.random.BitGenerator], None],
+) -> None:
+    another_numpy(np.random.PCG64(3))
+    with pytest.raises(TypeError, match="PCG64"):
+        rng.capture()
 
 
 def test_a_cached_normal_that_is_used_up_changes_the_state() -> None:
