@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 
 import structlog
 
@@ -27,6 +27,7 @@ from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
     MigrationPlanned,
+    MigrationSwitched,
     RankReady,
     StandbyWarmed,
     UserError,
@@ -41,7 +42,8 @@ EXITS_WITHIN_S = 0.01
 LEAVER_LINGERS_S = 0.5
 """A replaced worker is killed after this: it may be stopped or hung (commit.md, RESET)."""
 RETIRE_WITHIN_S = 5.0
-"""After the end of the job the mover retires workers; then they are told, then made, to go."""
+"""After the end of the job the mover retires workers; then they are told, then made, to go. Who
+gave its rank away is killed after that time."""
 TERMINATE_WITHIN_S = 2.0
 MAX_WARM_DEATHS = 3
 VERDICT_WITHIN_S = 3.0
@@ -77,6 +79,8 @@ class Agent:
         self._outputs: dict[str, Output] = {}
         self._shown: set[int] = set()
         self._exits: list[Exit] = []
+        self._giving: dict[int, tuple[str, ...]] = {}
+        """Planned generation -> who gives its rank away when that is switched to."""
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
@@ -282,15 +286,22 @@ class Agent:
                 case JobCompleted() | JobFailed() as end:
                     self._end = end
                     self._over.set()
+                case MigrationPlanned(kind="planned") as plan:
+                    self._giving = {plan.generation: tuple(m.worker for m in plan.leavers)}
                 case MigrationPlanned(replacements=replacements):
-                    for leaver in (r.leaver for r in replacements):
-                        if leaver in self._roster.places:
-                            self._spawn(self._reset(leaver))
+                    self._let_go((r.leaver for r in replacements), LEAVER_LINGERS_S)
+                case MigrationSwitched(generation=generation):
+                    self._let_go(self._giving.get(generation, ()), RETIRE_WITHIN_S)
                 case _:
                     pass
 
-    async def _reset(self, leaver: str) -> None:
-        await asyncio.sleep(LEAVER_LINGERS_S)
+    def _let_go(self, leavers: Iterable[str], after_s: float) -> None:
+        for leaver in leavers:
+            if leaver in self._roster.places:
+                self._spawn(self._reset(leaver, after_s))
+
+    async def _reset(self, leaver: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         self._workers.signal(leaver, signal.SIGKILL)
 
     async def _store(self, event: Event, time_s: float) -> None:

@@ -13,6 +13,7 @@ from trainmover.bus.port import BusError
 from trainmover.cli import (
     children,
     flags,
+    moves,
     options,
     reach,
     rehearse,
@@ -36,6 +37,7 @@ a first job:
 from another terminal:
   trainmover status
   trainmover inject kill --rank 1
+  trainmover migrate --rank 0
   trainmover events --follow
   trainmover report --html report.html
 
@@ -99,6 +101,13 @@ def parser() -> argparse.ArgumentParser:
         "example:\n  trainmover inject kill --rank 1\n",
     )
     add(
+        "migrate",
+        moves.migrate,
+        "move ranks of a running job to standbys, without a fault",
+        moves.add_to,
+        moves.EXAMPLE,
+    )
+    add(
         "services",
         services.services,
         "detector, planner and mover of a job on a bus",
@@ -118,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(service.main(given[1:]))
     args = parser().parse_args(given)
     command: Command = args.command
-    watches = command in (watch.status, watch.events, watch.inject, reporting.tell)
+    watches = command in (watch.status, watch.events, watch.inject, moves.migrate, reporting.tell)
     _log_to_stderr("error" if watches else "warning")  # a watched job's bus may come and go
     try:
         return command(args)

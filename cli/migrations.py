@@ -1,6 +1,7 @@
 """What each plan of an interruption asked for, and how far it came, read from the stream."""
 
 from collections.abc import Iterator, Sequence, Set
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -9,6 +10,7 @@ from trainmover.schemas.events import (
     MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
     RankTimes,
     Replacement,
@@ -17,17 +19,22 @@ from trainmover.schemas.events import (
 )
 from trainmover.schemas.recorded import Recorded
 
+PLANNED, PREPARED, DECIDED, SWITCHED = range(4)
 KNOT_BEFORE = {
-    "collected": 0,
-    "obeyed": 1,
-    "restored": 1,
-    "switched": 1,
-    "resumed": 2,
-    "first_step": 2,
+    "collected": PLANNED,
+    "obeyed": DECIDED,
+    "restored": DECIDED,
+    "switched": DECIDED,
+    "resumed": SWITCHED,
+    "first_step": SWITCHED,
 }
-"""Stage -> which of planned, decided and switched (0, 1, 2) it follows; it is before the next."""
+"""Stage -> the stored event that it follows; it is before the next."""
+KNOT_BEFORE_PLANNED = {"frozen": PREPARED, **KNOT_BEFORE, "collected": DECIDED}
+"""The same of a planned switch, which is decided before anybody is asked."""
 
-MigrationEvent = MigrationDecided | MigrationSwitched | MigrationCompleted | MigrationAborted
+MigrationEvent = (
+    MigrationPrepared | MigrationDecided | MigrationSwitched | MigrationCompleted | MigrationAborted
+)
 
 
 class RankPath(BaseModel):
@@ -48,9 +55,12 @@ class Migration(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     generation: int
+    kind: Literal["crash", "relink", "planned"] = "crash"
     reason: str
     replacements: tuple[Replacement, ...]
     planned_s: float
+    ready_s: float | None = None
+    """The joiners of a planned switch stand ready."""
     decided_s: float | None = None
     target: int | None = None
     """Committed steps from which all go on."""
@@ -73,10 +83,11 @@ class Migration(BaseModel):
 
         A member answers a collect after the plan and before the decision, and so on.
         """
-        knots = (self.planned_s, self.decided_s, self.switched_s, self.completed_s)
+        knots = (self.planned_s, self.ready_s, self.decided_s, self.switched_s, self.completed_s)
         placed: dict[str, float] = {}
         at = self.planned_s
-        for stage, knot in KNOT_BEFORE.items():
+        stages = KNOT_BEFORE_PLANNED if self.kind == "planned" else KNOT_BEFORE
+        for stage, knot in stages.items():
             if stage in path.reached_s:
                 before = (k for k in knots[: knot + 1] if k is not None)
                 after = (k for k in knots[knot + 1 :] if k is not None)
@@ -93,7 +104,7 @@ class Migration(BaseModel):
     @property
     def last_s(self) -> float:
         """The latest that the stream tells of it."""
-        times = (self.decided_s, self.switched_s, self.completed_s, self.aborted_s)
+        times = (self.ready_s, self.decided_s, self.switched_s, self.completed_s, self.aborted_s)
         return max((at for at in times if at is not None), default=self.planned_s)
 
 
@@ -106,17 +117,26 @@ def migrations(
         plan = planned.event
         assert isinstance(plan, MigrationPlanned)
         joiners |= {replacement.joiner for replacement in plan.replacements}
-        migration = _planned(plan, joiners, max(0.0, planned.time_s - t0))
+        migration = _planned(plan, joiners, _after(t0, planned.time_s, plan.kind))
         for record in records:
             event = record.event
             if isinstance(event, MigrationEvent) and event.generation == plan.generation:
-                migration = _further(migration, event, record.time_s, t0)
+                if isinstance(event, MigrationDecided) and migration.aborted_s is not None:
+                    continue  # of a doubled mover; it counts for nobody
+                at_s = _after(t0, record.time_s, plan.kind)
+                migration = _further(migration, event, at_s, t0)
         yield migration
+
+
+def _after(t0: float, time_s: float, kind: str) -> float:
+    """Seconds; only a planned switch begins before its `t0`."""
+    return time_s - t0 if kind == "planned" else max(0.0, time_s - t0)
 
 
 def _planned(plan: MigrationPlanned, joiners: Set[str], planned_s: float) -> Migration:
     return Migration(
         generation=plan.generation,
+        kind=plan.kind,
         reason=plan.reason,
         replacements=plan.replacements,
         planned_s=planned_s,
@@ -126,9 +146,11 @@ def _planned(plan: MigrationPlanned, joiners: Set[str], planned_s: float) -> Mig
     )
 
 
-def _further(before: Migration, event: MigrationEvent, time_s: float, t0: float) -> Migration:
-    at_s = max(0.0, time_s - t0)
+def _further(before: Migration, event: MigrationEvent, at_s: float, t0: float) -> Migration:
+    found: dict[str, object]
     match event:
+        case MigrationPrepared():
+            found = {"ready_s": at_s}
         case MigrationDecided():
             told = event.model_dump(include={"target", "setup_again", "dirty", "holding"})
             found = told | {"decided_s": at_s, "sources": event.sources}

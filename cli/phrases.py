@@ -10,7 +10,7 @@ MOST_NAMES = 4
 
 def duration(seconds: float, like_s: float | None = None) -> str:
     """Milliseconds below 10 s, then seconds, then minutes; or in the unit of `like_s`."""
-    scale_s = seconds if like_s is None else like_s
+    scale_s = abs(seconds if like_s is None else like_s)
     if scale_s < MINUTES_FROM_S:
         text = f"{seconds * 1e3:.0f} ms" if scale_s < SECONDS_FROM_S else f"{seconds:.1f} s"
     else:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from trainmover.cli.axis import lanes, ticks
-from trainmover.cli.chart import COLOURS, IDLE, Kind, chart
+from trainmover.cli.chart import chart
 from trainmover.cli.incidents import Incident
 from trainmover.cli.phrases import duration, printable
 from trainmover.cli.reasons import reasons
 from trainmover.cli.report import Report
+from trainmover.cli.rows import COLOURS, IDLE, Kind
 
 MAX_INCIDENTS = 12
 MAX_RANKS = 24

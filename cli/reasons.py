@@ -27,6 +27,10 @@ def _of_detector(incident: Incident) -> Iterator[tuple[str, float, str]]:
 def _of_migration(migration: Migration) -> Iterator[tuple[str, float, str]]:
     generation = f"generation {migration.generation}"
     yield "planner", migration.planned_s, f"{generation}: {migration.reason}"
+    if migration.ready_s is not None:
+        joiners = names([replacement.joiner for replacement in migration.replacements])
+        text = f"{joiners} set up, links open; every rank is asked to stop at the end of a step"
+        yield "mover", migration.ready_s, f"{generation}: {text}"
     if migration.decided_s is not None:
         yield "mover", migration.decided_s, f"{generation}: {_decision(migration)}"
     if migration.switched_s is not None:

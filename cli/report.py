@@ -182,6 +182,8 @@ def read(path: Path) -> Report:
 
 def _lost(incident: Incident, started: float, until: float) -> float:
     """The part of it that is after the start of the job."""
+    if incident.undecided:
+        return 0.0
     end = until if incident.downtime_s is None else incident.t0 + incident.downtime_s
     return max(0.0, min(end, until) - max(incident.t0, started))
 

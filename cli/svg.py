@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainmover.cli.axis import lanes, ticks
-from trainmover.cli.chart import COLOURS, IDLE, Chart, Kind, Row, Span
+from trainmover.cli.chart import Chart
 from trainmover.cli.phrases import duration, printable
+from trainmover.cli.rows import COLOURS, IDLE, Kind, Row, Span
 
 LEFT, WIDTH, RIGHT = 250, 750, 130
 """Pixels for labels, for bars, and for the times behind them."""

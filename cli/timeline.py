@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from trainmover.cli.axis import ticks
-from trainmover.cli.chart import IDLE, Chart, Kind, Milestone, Row, chart
+from trainmover.cli.chart import Chart, Milestone, chart
 from trainmover.cli.incidents import Incident
 from trainmover.cli.phrases import duration, printable
 from trainmover.cli.reasons import reasons
+from trainmover.cli.rows import IDLE, Kind, Row
 
 NARROWEST = 80
 UNKNOWN_WIDTH = 100
@@ -19,6 +20,8 @@ INDENT = "  "
 GLYPHS = {
     Kind.DETECT: "?",
     Kind.PLAN: "!",
+    Kind.PREPARE: "p",
+    Kind.FREEZE: "f",
     Kind.COLLECT: "c",
     Kind.CUT: "-",
     Kind.LOST: "x",

@@ -9,6 +9,8 @@ from trainmover.schemas.events import (
     JobStalled,
     JobSubmitted,
     LayoutAssigned,
+    MigrationAborted,
+    MigrationDecided,
     MigrationPlanned,
     StandbyWarmed,
     WorkerExited,
@@ -23,7 +25,7 @@ class View:
     submitted: JobSubmitted | None
     generation: int
     members: tuple[Member, ...]
-    """Of the newest assignment, in rank order."""
+    """Of the newest assignment in force, in rank order."""
     machines: dict[str, str]
     """Live worker -> machine."""
     warm: frozenset[str]
@@ -48,7 +50,22 @@ def view(records: Sequence[Recorded]) -> View:
     submissions = [r.event for r in records if isinstance(r.event, JobSubmitted)]
     run = submissions[-1].run if submissions else ""
     events = [r.event for r in records if r.event.run == run]
-    plans = [e for e in events if isinstance(e, LayoutAssigned | MigrationPlanned)]
+    decided = set[int]()
+    aborted = set[int]()
+    for event in events:  # of both, which a doubled mover can say, the first counts
+        match event:
+            case MigrationDecided(generation=g) if g not in aborted:
+                decided.add(g)
+            case MigrationAborted(generation=g):
+                aborted.add(g)
+            case _:
+                pass
+    plans = [
+        e
+        for e in events
+        if isinstance(e, LayoutAssigned)
+        or (isinstance(e, MigrationPlanned) and (e.kind != "planned" or e.generation in decided))
+    ]
     newest = max(plans, key=lambda plan: plan.generation, default=None)
     members = newest.members if newest is not None else ()
     exited = {x.worker for e in events if isinstance(e, WorkerExited) for x in e.exits}

@@ -6,6 +6,7 @@ from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     Exit,
     FaultInjected,
+    InterruptionAnnounced,
     JobCompleted,
     JobFailed,
     JobStalled,
@@ -15,6 +16,7 @@ from trainmover.schemas.events import (
     MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
     PeerLost,
     PoolExhausted,
@@ -103,6 +105,11 @@ def _about_migration(event: Event) -> str:
         case MigrationPlanned():
             moves = ", ".join(f"rank {r.rank} {r.leaver} -> {r.joiner}" for r in event.replacements)
             return f"generation {event.generation}: {moves or 'same workers'} ({event.reason})"
+        case InterruptionAnnounced():
+            reason = event.reason or "no reason given"
+            return f"{event.kind} of {', '.join(event.workers)}: {reason}"
+        case MigrationPrepared():
+            return f"generation {event.generation}: joiners are ready, training goes on"
         case MigrationDecided():
             return f"generation {event.generation}: on from {event.target} committed steps"
         case MigrationSwitched():

@@ -8,6 +8,7 @@ from trainmover.schemas.commands import Mark
 from trainmover.telemetry.spans import Span, Value, ns
 
 UP_TO: dict[Mark, str] = {
+    "collected": "frozen",
     "obeyed": "obey",
     "restored": "pull",
     "switched": "switch",
@@ -24,13 +25,15 @@ class Attempt:
     worker: str
     rank: int | None
     reached: Mapping[Mark, float]
-    """In order, seconds since 1970; the first is `collected`."""
+    """In order, seconds since 1970; the first is `collected`, of a planned switch `frozen`."""
     donor: str
     """Empty: its own state was right."""
     num_bytes: int
     links: tuple[int, int, int]
     """Opened, closed, kept."""
     error: str
+    gives: bool = False
+    """Of a planned switch: it gave its rank away, whose other attempt is that of the joiner."""
     """Why its first step did not come; empty when it did."""
 
 
@@ -44,7 +47,8 @@ def spans_of(run: str, attempt: Attempt) -> list[Span]:
     # Who was clean had nothing to pull: it was restored when it had obeyed.
     marks = [m for m in attempt.reached.items() if m[0] != "restored" or attempt.donor]
     generation = attempt.generation
-    name = f"rank {attempt.rank} g{generation}"
+    who = f"rank {attempt.rank}" + " leaver" * attempt.gives
+    name = f"{who} g{generation}"
     shared: dict[str, Value] = {
         "generation": generation,
         "rank": attempt.rank,
@@ -67,7 +71,7 @@ def spans_of(run: str, attempt: Attempt) -> list[Span]:
         Span(
             run=run,
             incident=attempt.incident,
-            name=f"rank {attempt.rank}: {UP_TO[mark]} g{generation}",
+            name=f"{who}: {UP_TO[mark]} g{generation}",
             parent=name,
             start_ns=ns(before_s),
             end_ns=ns(time_s),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-_BALLOT = struct.Struct("!BH")  # flags, how many numbers
+_BALLOT = struct.Struct("!BIH")  # flags, freeze, how many numbers
 _NUMBER = struct.Struct("!HdI")  # bytes of the name, sum, count
 _FAILED, _STOP = 1, 2
 
@@ -16,6 +16,8 @@ class Ballot(NamedTuple):
 
     failed: bool = False
     stop: bool = False
+    freeze: int = 0
+    """Planned generation for which all ranks are to stop at the end of this block; 0: none."""
     numbers: Mapping[str, tuple[float, int]] = MappingProxyType({})
     """What `step.report` got: name -> (sum, count)."""
     replicas: Mapping[str, str] = MappingProxyType({})
@@ -35,13 +37,18 @@ class Ballot(NamedTuple):
             replicas = {**self.replicas, **other.replicas}
             differing = tuple(sorted({*self.differing, *other.differing, *found}))
         return Ballot(
-            self.failed or other.failed, self.stop or other.stop, numbers, replicas, differing
+            self.failed or other.failed,
+            self.stop or other.stop,
+            max(self.freeze, other.freeze),
+            numbers,
+            replicas,
+            differing,
         )
 
     def to_bytes(self) -> bytes:
         """Packed, and JSON only for what few ballots have: half the time of JSON alone."""
         flags = _FAILED * self.failed | _STOP * self.stop
-        data = _BALLOT.pack(flags, len(self.numbers))
+        data = _BALLOT.pack(flags, self.freeze, len(self.numbers))
         for name, (total, count) in self.numbers.items():
             encoded = name.encode()
             data += _NUMBER.pack(len(encoded), total, count) + encoded
@@ -51,14 +58,15 @@ class Ballot(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Ballot":
-        flags, count = _BALLOT.unpack_from(data)
+        flags, freeze, count = _BALLOT.unpack_from(data)
         at, numbers = _BALLOT.size, {}
         for _ in range(count):
             name_bytes, total, counted = _NUMBER.unpack_from(data, at)
             at += _NUMBER.size + name_bytes
             numbers[data[at - name_bytes : at].decode()] = (total, counted)
         replicas, differing = json.loads(data[at:]) if at < len(data) else ({}, ())
-        return cls(bool(flags & _FAILED), bool(flags & _STOP), numbers, replicas, tuple(differing))
+        failed, stop = bool(flags & _FAILED), bool(flags & _STOP)
+        return cls(failed, stop, freeze, numbers, replicas, tuple(differing))
 
     @property
     def averages(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import structlog
 from torch.optim.optimizer import Optimizer
 
-from trainmover.runtime import commit
+from trainmover.runtime import commit, dtensors
 from trainmover.runtime.aborts import StepAborted
 from trainmover.runtime.admission import Mode
 from trainmover.runtime.ballot import Ballot
@@ -14,12 +14,19 @@ from trainmover.runtime.commit import Phase
 from trainmover.runtime.fence import Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.recovery import SAY_EVERY_S, Retired
+from trainmover.runtime.remains import forget_losses
 from trainmover.runtime.step import Step
 
 if TYPE_CHECKING:
     from trainmover.runtime.performance import Performance
 
 log = structlog.get_logger()
+
+MADE_UP = (
+    "In this step, a shadow step, groups answer by themselves and what was received is made up: "
+    "guard what depends on it by step.shadow. Objects cannot be made up, so a PipelineStage of "
+    "torch must be given input_args and output_args; it would ask its neighbours for their shapes"
+)
 
 
 class Block(Step):
@@ -43,6 +50,8 @@ class Block(Step):
             if not self._known and not self._let_update:
                 raise StepAborted("the step was aborted in its vote")
             return
+        if not self.shadow:
+            dtensors.sum_partial(run.tracked.dtensors)
         self._voted = True
         if self.shadow:
             if not self._let_update:
@@ -66,6 +75,7 @@ class Block(Step):
             raise StepAborted(fence.cause)
         own = Ballot(
             stop=run.stop_wanted,
+            freeze=run.seat.freeze(),
             numbers={k: (v, 1) for k, v in run.reported.items()},
             replicas=run.replica_digests,
         )
@@ -135,7 +145,9 @@ class Block(Step):
             run.send_late_extras(self.number)
         run.gate.block = self
         run.admission.mode = Mode.ECHO if self.shadow else Mode.BLOCK
-        run.beat("shadow" if self.shadow else "step")
+        phase = "shadow" if self.shadow else "step"
+        if run.phase != phase:  # as a rule the commit before has said so
+            run.beat(phase)
         if not self.shadow:
             run.arm(self.number)
 
@@ -163,6 +175,8 @@ class Block(Step):
             raise error
         if self.shadow:
             if error is not None and not isinstance(error, StepAborted):
+                if any(issued.op == "send" for issued in run.admission.trace or ()):
+                    error.add_note(MADE_UP)
                 return False
             run.tracked.undo()
             return True
@@ -193,6 +207,7 @@ class Block(Step):
         if not self._voted:
             run.vote.abort(self.number)
         run.seat.move(commit.failed)
+        forget_losses()
         run.tracked.undo()
         run.reported = self._reported_before
         cause = error.cause if isinstance(error, StepAborted) else repr(error)

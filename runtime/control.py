@@ -14,6 +14,8 @@ import structlog
 from trainmover.bus.job import JobBus
 from trainmover.bus.nats import connect
 from trainmover.runtime.attempt import Attempt, spans_of
+from trainmover.runtime.commit import Phase
+from trainmover.runtime.links import Links
 from trainmover.runtime.seat import Seat
 from trainmover.schemas.commands import (
     ANSWER_WITHIN_S,
@@ -21,6 +23,9 @@ from trainmover.schemas.commands import (
     AnyCommand,
     Collect,
     Decided,
+    Drop,
+    Freeze,
+    Prepare,
     Pull,
     Resume,
     Retire,
@@ -40,8 +45,8 @@ CONNECT_S = 30.0
 class Control:
     """Owns one thread with one event loop; `start` returns when commands can arrive."""
 
-    def __init__(self, env: WorkerEnvironment, end: Callable[[int], None], tracer: Tracer) -> None:
-        self._env, self._end, self._tracer = env, end, tracer
+    def __init__(self, env: WorkerEnvironment, links: Links, tracer: Tracer) -> None:
+        self._env, self._links, self._tracer = env, links, tracer
         self.seat = Seat(env.worker, self._wake)
         self.seat.over = self._trace
         self._loop = asyncio.new_event_loop()
@@ -97,8 +102,17 @@ class Control:
             case StandBy():
                 seat.told_to_stand_by(command)
                 await self._until(lambda: seat.set_up)
+            case Prepare():
+                seat.plan(command)
+                await self._until(lambda: seat.ahead.due is None)
+            case Freeze():
+                seat.plan(command)
+                await self._until(lambda: self._stopped(command))
+            case Drop():
+                seat.drop(command)
+                await asyncio.to_thread(self._links.drop, command)
             case Collect():
-                return await asyncio.to_thread(seat.collect, command, self._end)
+                return await asyncio.to_thread(seat.collect, command, self._links.end)
             case Decided():
                 await self._obeyed(command, Stage.OBEYED)
             case Pull():
@@ -115,6 +129,11 @@ class Control:
     async def _obeyed(self, command: Decided | Pull | Switch, stage: Stage) -> None:
         if self.seat.order(command):
             await self._until(lambda: self.seat.stage >= stage or bool(self.seat.refused))
+
+    def _stopped(self, command: Freeze) -> bool:
+        p = self.seat.position
+        stopped = p.phase is Phase.FROZEN and p.freeze == command.generation
+        return stopped or p.ended or p.phase is Phase.DONE
 
     def _resumed(self, command: Resume) -> bool:
         answer = self.seat.answer()

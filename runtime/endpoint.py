@@ -5,7 +5,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -140,11 +140,13 @@ class Endpoint:
         with self._arrived:
             return self._pending.pop((channel, peer, generation), None)
 
-    def withdraw(self, generation: int, mine: Callable[[str], bool]) -> list[Connection]:
-        """Remove and return the connections of generations before `generation`, for the channels
-        that are `mine`."""
+    def withdraw(
+        self, generations: Container[int], mine: Callable[[str], bool]
+    ) -> list[Connection]:
+        """Remove and return what nobody took of these generations, for the channels that are
+        `mine`."""
         with self._arrived:
-            old = [key for key in self._pending if key[2] < generation and mine(key[0])]
+            old = [key for key in self._pending if key[2] in generations and mine(key[0])]
             return [self._pending.pop(key) for key in old]
 
     def serve(self, channel: str, handler: Callable[[Connection], None]) -> None:

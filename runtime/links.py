@@ -11,7 +11,7 @@ from trainmover.runtime.fence import Fence
 from trainmover.runtime.mesh import Mesh
 from trainmover.runtime.topology import control_edges
 from trainmover.runtime.vote import CHANNEL
-from trainmover.schemas.commands import Switch
+from trainmover.schemas.commands import Drop, Prepare, Switch
 from trainmover.schemas.environment import WorkerEnvironment
 
 
@@ -40,6 +40,23 @@ class Links:
         self.data = Mesh(self.endpoint, self.data_fence, share_memory=True)
         self.control = Mesh(self.endpoint, self.control_fence)
         self.control.register(CHANNEL, control_edges(placement))
+
+    def prepare(self, command: Prepare, rank: int, deadline_s: float) -> None:
+        """A joiner opens its links ahead; nothing that runs here or at its neighbours changes.
+
+        Blocks; raises ConnectionError for a neighbour that cannot be reached.
+        """
+        assignment = {m.rank: m.worker for m in command.members}
+        addresses = {m.worker: m.addresses for m in command.members}
+        for mesh in (self.control, self.data):
+            mesh.prepare(
+                command.generation, rank, assignment, addresses, command.joiners, deadline_s
+            )
+
+    def drop(self, command: Drop) -> None:
+        """Close what was opened ahead for a planned generation, on either end."""
+        for mesh in (self.control, self.data):
+            mesh.drop(command.generation)
 
     def switch(self, command: Switch, rank: int, deadline_s: float) -> tuple[int, int, int]:
         """Links opened, closed and kept. Opens the control fence; data waits for the resume.

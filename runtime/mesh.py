@@ -4,7 +4,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
 from trainmover.runtime.topology import Edge, Place, delta, dialer, peers
 
-_PAIRS = ("/p2p", "/pairs")
+_PAIRS = ("/p2p", "/pairs", "/monitored")
 """Ends of the names of channels whose links are opened at first use, apart from the delta."""
 
 _SLICE_S = 0.05  # a wait looks again this often, whatever wakes it
@@ -46,6 +46,9 @@ class Mesh:
         self._channels: dict[str, frozenset[Edge]] = {}
         self._links: dict[Place, Link] = {}
         self._pairs: dict[Place, Link] = {}
+        self._ahead: dict[tuple[Place, int], Connection] = {}
+        """What a joiner dialed for a planned generation, by that; its peers' ends wait at theirs.
+        """
         self._assignment: dict[int, str] | None = None
         self._addresses: dict[str, tuple[str, ...]] = {}
         self._counters = Counters(0, 0, 0)
@@ -90,6 +93,43 @@ class Mesh:
             places = [(channel, peer) for peer in peers(self._channels[channel], self.rank)]
             missing = [place for place in places if place not in self._links]
             _Opening(self, missing, [], (), time.monotonic() + deadline_s, self._fence).run()
+
+    def prepare(
+        self,
+        generation: int,
+        rank: int,
+        assignment: Mapping[int, str],
+        addresses: Mapping[str, tuple[str, ...]],
+        joiners: Collection[int],
+        deadline_s: float,
+    ) -> None:
+        """A joiner of planned `generation` dials ahead what its `switch` will open.
+
+        The other ends authenticate in the background and take the connection in their switch.
+        Blocks for `deadline_s` seconds at most; raises ConnectionError for a peer that cannot be
+        reached. Doing it again dials only what is missing.
+        """
+        deadline = time.monotonic() + deadline_s
+        with self._lock:
+            self._forget_ahead(range(generation))
+            for place in delta(self._channels, rank, None, assignment).open:
+                channel, peer = place
+                if dialer(rank, peer, joiners) == rank and (place, generation) not in self._ahead:
+                    worker = assignment[peer]
+                    left_s = deadline - time.monotonic()
+                    connection = self._dial(addresses[worker], worker, channel, generation, left_s)
+                    self._ahead[place, generation] = connection
+
+    def drop(self, generation: int) -> None:
+        """Close what was opened ahead for planned `generation`, here or by a joiner."""
+        with self._lock:
+            self._forget_ahead((generation,))
+            for connection in self._endpoint.withdraw((generation,), self._owns):
+                connection.close()
+
+    def _forget_ahead(self, generations: Container[int]) -> None:
+        for key in [key for key in self._ahead if key[1] in generations]:
+            self._ahead.pop(key).close()
 
     def switch(
         self,
@@ -137,11 +177,12 @@ class Mesh:
             )
             opened = opening.run()
             self.generation = generation
+            self._forget_ahead(range(generation + 1))
             self._counters = Counters(opened, closed, len(change.open) + len(change.keep) - opened)
             return self._counters
 
     def pair(self, channel: str, peer_rank: int, generation: int, deadline_s: float) -> Link:
-        """The direct link to `peer_rank` in `<group>/p2p` or `<group>/pairs`, opened at first use.
+        """The direct link to `peer_rank` in a channel of direct pairs, opened at first use.
 
         The lower rank dials, so the call blocks until both sides have come here, at most
         `deadline_s`; raises like `connect`. Other pairs are opened meanwhile.
@@ -199,6 +240,9 @@ class Mesh:
                 link.close()
             self._links.clear()
             self._pairs.clear()
+            for connection in self._ahead.values():
+                connection.close()
+            self._ahead.clear()
 
     def _close_replaced(self) -> int:
         closed = 0
@@ -214,7 +258,7 @@ class Mesh:
         """Keep direct pairs that a stayer dialed and that nobody here has used yet."""
         assert self._assignment is not None
         ranks = {worker: rank for rank, worker in self._assignment.items()}
-        for connection in self._endpoint.withdraw(generation, self._owns):
+        for connection in self._endpoint.withdraw(range(generation), self._owns):
             place = (connection.channel, ranks.get(connection.peer, -1))
             if place[1] < 0 or not place[0].endswith(_PAIRS) or place in self._pairs:
                 connection.close()
@@ -295,9 +339,15 @@ class _Opening:
                 # also for a kept link: a new connection says that the peer's end broke
                 connection = endpoint.take(worker, channel, self._generation)
             elif place in self._missing:
-                connection = self._mesh._dial(
-                    self._mesh._addresses[worker], worker, channel, self._generation, self._left_s()
-                )
+                connection = self._mesh._ahead.pop((place, self._generation), None)
+                if connection is None:
+                    connection = self._mesh._dial(
+                        self._mesh._addresses[worker],
+                        worker,
+                        channel,
+                        self._generation,
+                        self._left_s(),
+                    )
             else:
                 continue
             if connection is not None:

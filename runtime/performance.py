@@ -14,11 +14,12 @@ import structlog
 import torch
 import torch.distributed as dist
 
-from trainmover.runtime import rng
+from trainmover.runtime import dtensors, rng
 from trainmover.runtime.admission import Admission, Issued, Mode
 from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
 from trainmover.runtime.binding import Binding, same_role_class
 from trainmover.runtime.block import Block
+from trainmover.runtime.commit import Phase
 from trainmover.runtime.engine import Wiring
 from trainmover.runtime.faults import Faults
 from trainmover.runtime.gate import Gate
@@ -94,6 +95,8 @@ class Performance:
         self.after_hooks: list[tuple[Step, Callable[[], None]]] = []
         self._last_commit = self.started
         self._last_s = 0.0
+        self.phase = ""
+        """What was said last of what this rank does."""
         self._armed_step = 0
         self._bound = "set-up" if role.live else "again"
         self._wiring = Wiring(
@@ -123,7 +126,8 @@ class Performance:
         axes = {group: axis for axis, group in self.axis_groups.items()}
         known = all(g.engine.ranks == world or g in axes for g in groups)
         same = same_role_class(layout, self.role.rank, role.rank)
-        if not (self.binding.rebindable and self.in_loop and known and same):
+        bound = self.tracked.dtensors  # their mesh has the coordinates of the rank it was made for
+        if not (self.binding.rebindable and self.in_loop and known and same and not bound):
             return False
         self.role = self.seat.role = role
         self._set_variables()
@@ -146,6 +150,7 @@ class Performance:
     def close(self) -> None:
         self.gate.close()
         shutdown_torch_distributed(self.factory, deadline_s=5)
+        dtensors.forget_groups()
 
     # ---- the loop
 
@@ -165,6 +170,9 @@ class Performance:
         self._take_part()
         self.shadowing = False
         while True:
+            if self.seat.position.phase is Phase.FROZEN:
+                self.beat("frozen")
+                self.recovery.stand_frozen()
             if self.seat.position.ended:
                 self.beat("parked")
                 self.recovery.park()
@@ -201,10 +209,12 @@ class Performance:
     def _leave_if_told(self) -> None:
         """A standby whose rank is decided, or a set-up that starts over, does not go on."""
         with self.seat.cond:
-            decided = self.seat.decided
+            decided, ahead = self.seat.decided, self.seat.ahead.due
             if self.seat.retired is not None:
                 raise Retired(self.seat.retired)
             if decided and (decided.setup_again or self.role.generation == 0):
+                raise Rerun
+            if ahead and self.role.generation == 0:
                 raise Rerun
 
     def _take_part(self) -> None:
@@ -348,6 +358,7 @@ class Performance:
     # ---- what others hear
 
     def beat(self, phase: str) -> None:
+        self.phase = phase
         self.news.beat(phase, self._last_s, self.averages)
 
     def _announce(self, fault: Fault) -> None:

@@ -21,7 +21,7 @@ from trainmover.runtime.loop import Loop
 from trainmover.runtime.seat import Role, Seat
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
-from trainmover.schemas.commands import Decided, Pull, Resume, Stage, Switch
+from trainmover.schemas.commands import Decided, Prepare, Pull, Resume, Stage, Switch
 from trainmover.schemas.member import Member
 
 log = structlog.get_logger()
@@ -45,14 +45,14 @@ FAILURES = (
 """What can keep a piece from being done; anything else is a bug and ends the worker."""
 
 
-def joiner_role(decided: Decided, worker: str) -> Role:
-    """What a decision makes of a worker that holds no state yet."""
+def joiner_role(command: Decided | Prepare, worker: str) -> Role:
+    """What a decision, or a plan, makes of a worker that holds no state yet."""
     return Role(
-        rank=next(m.rank for m in decided.members if m.worker == worker),
-        layout=decided.layout,
-        generation=decided.generation,
-        members=decided.members,
-        placement=decided.placement,
+        rank=next(m.rank for m in command.members if m.worker == worker),
+        layout=command.layout,
+        generation=command.generation,
+        members=command.members,
+        placement=command.placement,
     )
 
 
@@ -79,12 +79,29 @@ class Recovery:
         self._seat, self._links, self._tracked, self._vote = seat, links, tracked, vote
         self._loop, self._rebind = loop, rebind
 
+    def stand_frozen(self) -> None:
+        """Blocks until the switch is decided (`park` is next) or dropped. Raises Retired."""
+        seat = self._seat
+        while not seat.wait(
+            lambda: (
+                seat.retired is not None
+                or seat.position.phase is not Phase.FROZEN
+                or seat.position.ended
+            ),
+            SAY_EVERY_S,
+        ):
+            log.warning("frozen.waits", generation=seat.position.freeze, for_what="the mover")
+        if seat.retired is not None:
+            raise Retired(seat.retired)
+
     def park(self) -> None:
         """Blocks until the mover resumes this worker. Raises Rerun or Retired."""
         while True:
             work = self._next()
             try:
                 match work:
+                    case Prepare():
+                        self._prepare(work)
                     case Decided():
                         self._obey(work)
                     case Pull():
@@ -96,11 +113,14 @@ class Recovery:
                             return
             except FAILURES as error:
                 log.warning("recovery.failed", doing=work.kind, error=str(error))
-                self._seat.refuse(work.generation, f"{work.kind}: {error}")
+                if isinstance(work, Prepare):
+                    self._seat.cannot_prepare(work.generation, str(error))
+                else:
+                    self._seat.refuse(work.generation, f"{work.kind}: {error}")
 
     # ---- which piece is next
 
-    def _next(self) -> Decided | Pull | Switch | Resume:
+    def _next(self) -> Prepare | Decided | Pull | Switch | Resume:
         while not self._seat.wait(lambda: self._due() is not None, SAY_EVERY_S):
             with self._seat.cond:
                 if self._seat.position.phase is not Phase.EMPTY:
@@ -110,14 +130,16 @@ class Recovery:
             if self._seat.retired is not None:
                 raise Retired(self._seat.retired)
             due = self._due()
-        assert isinstance(due, Decided | Pull | Switch | Resume)
+        assert isinstance(due, Prepare | Decided | Pull | Switch | Resume)
         return due
 
-    def _due(self) -> Decided | Pull | Switch | Resume | str | None:
+    def _due(self) -> Prepare | Decided | Pull | Switch | Resume | str | None:
         """The order that the stage makes next, None while there is none. Lock held."""
         seat, orders = self._seat, self._seat.orders
         if seat.retired is not None:
             return seat.retired
+        if seat.ahead.due and seat.position.phase is Phase.EMPTY:
+            return seat.ahead.due
         if seat.refused:
             return None
         decided = seat.decided
@@ -133,15 +155,25 @@ class Recovery:
 
     # ---- the pieces
 
+    def _be(self, wanted: Role) -> None:
+        """Stand in its rank, without state yet. Raises Rerun where `train` must run for it."""
+        role = self._seat.role
+        here = role is not None and role.generation and role.rank == wanted.rank
+        if not here and not self._rebind(wanted):
+            raise Rerun
+
+    def _prepare(self, command: Prepare) -> None:
+        """All that can be done while the others train: set-up for the rank, links opened ahead."""
+        self._be(joiner_role(command, self._seat.worker))
+        self._links.prepare(command, self._vote.rank, SWITCH_S)
+        self._seat.ready_ahead(command.generation)
+
     def _obey(self, command: Decided) -> None:
         seat = self._seat
         if command.setup_again:
             raise Rerun
         if seat.position.phase is Phase.EMPTY:
-            wanted, role = joiner_role(command, seat.worker), seat.role
-            here = role is not None and role.generation and role.rank == wanted.rank
-            if not here and not self._rebind(wanted):
-                raise Rerun
+            self._be(joiner_role(command, seat.worker))
             seat.reach(Stage.OBEYED, command.generation)
             return
         with seat.cond:
@@ -226,14 +258,17 @@ def serve_state(seat: Seat, tracked: Tracked, connection: Connection) -> None:
     connection.close()
 
 
-def serve_extras(seat: Seat, connection: Connection) -> None:
-    """Buddy's side: the own state of the rank that the caller takes, at the decided step."""
+def serve_extras(seat: Seat, tracked: Tracked, connection: Connection) -> None:
+    """The own state, at the decided step, of the rank that the caller takes: its buddy's side, or
+    that of the leaver who gives the rank away."""
     with seat.cond:
-        decided = seat.decided
+        decided, role = seat.decided, seat.role
         parts = None
         if decided is not None and decided.generation == connection.generation:
             ranks = [m.rank for m in decided.members if m.worker == connection.peer]
-            if ranks:
+            if ranks and role is not None and role.rank == ranks[0]:
+                parts = tracked.own()
+            elif ranks:
                 parts = seat.shelf.get(ranks[0], decided.target)
     if parts is not None:
         with _told_if_cut("extras", connection):

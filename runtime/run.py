@@ -46,7 +46,7 @@ Train = Callable[[Context], None]
 
 
 def run(train: Train, *, rebindable: bool = False) -> None:
-    """Runs `train(ctx)` until the job is over. Blocks; returns on the ranks, exits on standbys.
+    """Runs `train(ctx)` until the job is over. Blocks; returns on ranks that finished, else exits.
 
     `rebindable` promises that nothing made before the first step depends on the rank within its
     role class: a promoted standby then goes on without running `train` again. It is checked.
@@ -77,7 +77,7 @@ def _work(env: WorkerEnvironment, train: Train, rebindable: bool) -> None:
         worker.work(train)
     except Retired as retired:
         worker.close()
-        if not worker.had_rank:
+        if not worker.finished:
             raise SystemExit(0) from None
         log.info("worker.retired", reason=str(retired))
     except (Exception, SystemExit) as error:
@@ -110,15 +110,16 @@ class _Worker:
     def __init__(self, env: WorkerEnvironment, rebindable: bool, tracer: Tracer) -> None:
         self._env, self._rebindable, self._tracer = env, rebindable, tracer
         self._links = Links(env)
-        self._control = Control(env, self._links.end, tracer)
+        self._control = Control(env, self._links, tracer)
         self.facts = self._control.facts
         self._seat = self._control.seat
         self._reporter = Reporter(env.agent, env.worker, env.beat_s)
         self._performance: Performance | None = None
-        self.had_rank = False
+        self.finished = False
+        """Every rank, this one too, has done all its steps."""
         endpoint = self._links.endpoint
         endpoint.serve("state", self._serve_state)
-        endpoint.serve("extras", lambda connection: serve_extras(self._seat, connection))
+        endpoint.serve("extras", self._serve_extras)
         self._reporter.start()
         self._control.start()
         self._reporter.fact(
@@ -136,7 +137,6 @@ class _Worker:
         """Raises Retired at the end of the job, or what user code raises."""
         while True:
             role = self._next_role()
-            self.had_rank |= role.generation > 0
             self._seat.start(role)
             performance = self._performance = Performance(
                 self._env,
@@ -178,6 +178,7 @@ class _Worker:
         )
         while not seat.wait(lambda: seat.retired is not None, SAY_EVERY_S):
             log.info("worker.finished", waits_for="the other ranks")
+        self.finished = True
         raise Retired(seat.retired)
 
     # ---- roles
@@ -217,6 +218,8 @@ class _Worker:
             return "unwound" if seat.stage < Stage.OBEYED else None
         if decided and seat.stage < Stage.OBEYED:
             return joiner_role(decided, self._env.worker)
+        if seat.ahead.due:
+            return joiner_role(seat.ahead.due, self._env.worker)
         if seat.stand_by is not None and orders.about == 0:
             layout = seat.stand_by.layout
             placement = (self._env.machine,) * layout.world_size
@@ -256,12 +259,19 @@ class _Worker:
             live=True,
         )
 
-    # ---- ends
+    # ---- what others take from here
+
+    def _serve_extras(self, connection: Connection) -> None:
+        performance = self._performance
+        if performance is not None:
+            serve_extras(self._seat, performance.tracked, connection)
 
     def _serve_state(self, connection: Connection) -> None:
         performance = self._performance
         if performance is not None:
             serve_state(self._seat, performance.tracked, connection)
+
+    # ---- ends
 
     def tell_crash(self, error: BaseException) -> None:
         """Blocks until the agent has it, 2 s at most."""

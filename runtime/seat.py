@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainmover.runtime import commit
+from trainmover.runtime.ahead import Ahead
 from trainmover.runtime.attempt import Attempt
 from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.extras import Parts, Shelf
@@ -19,7 +20,10 @@ from trainmover.schemas.commands import (
     Answer,
     Collect,
     Decided,
+    Drop,
+    Freeze,
     Mark,
+    Prepare,
     Pull,
     Resume,
     Retire,
@@ -75,6 +79,7 @@ class Seat:
         self.shelf = Shelf()
         self.stage = Stage.NONE
         self.orders = Orders()
+        self.ahead = Ahead()
         self.stand_by: StandBy | None = None
         self.retired: str | None = None
         self.role: Role | None = None
@@ -89,6 +94,7 @@ class Seat:
         """Name of the interruption that the orders are about; empty once its first step is done."""
         self.reached: dict[Mark, float] = {}
         """What of it was reached when, seconds since 1970."""
+        self._frozen_s = 0.0
         self._pace = Pace()
         self.refused = ""
         self.over: Callable[[Attempt], None] = lambda attempt: None
@@ -99,21 +105,26 @@ class Seat:
     # ---- the training side
 
     def notify(self) -> None:
-        with self._lock:
-            if self._waiting:
-                self.cond.notify_all()
-            self._changed()
+        """Lock held."""
+        if self._waiting:
+            self.cond.notify_all()
+        self._changed()
 
     def move(self, step: Callable[[Position], Position]) -> Position:
         """Apply a pure decision to the position and wake whoever waits for it."""
-        with self._lock:  # with the condition it costs two calls more, five times a step
-            committed = self.position.committed
-            self.position = step(self.position)
-            if self.position.committed > committed:
+        with self._lock:  # with the condition it costs two calls more, four times a step
+            before = self.position
+            self.position = after = step(before)
+            if after.committed > before.committed:
                 self._pace.committed()
-            self._mark_first_step()
-            self.notify()
-            return self.position
+                if after.phase is Phase.FROZEN:
+                    self._frozen_s = time.time()
+            if self.orders.resume is not None:
+                self._mark_first_step()
+            if self._waiting:  # `notify`, and cheaper than to call it
+                self.cond.notify_all()
+            self._changed()
+            return after
 
     def _mark_first_step(self) -> None:
         resume, p = self.orders.resume, self.position
@@ -137,14 +148,22 @@ class Seat:
             num_bytes=num_bytes,
             links=self.links,
             error=error,
+            gives=self._gives,
         )
         self.incident = ""
         self.over(attempt)
 
     @property
+    def _gives(self) -> bool:
+        """It knows that another worker takes its rank."""
+        decided = self.orders.decided
+        return decided is not None and all(m.worker != self.worker for m in decided.members)
+
+    @property
     def _rank(self) -> int | None:
-        """None: a standby that has not heard of which rank it is to take."""
-        if self.role is not None and self.role.generation:
+        """None: a standby that has not heard which rank it takes; prepared for one it has none."""
+        held = self.position.phase is not Phase.EMPTY or self.orders.decided is not None
+        if self.role is not None and self.role.generation and held:
             return self.role.rank
         members = self.orders.decided.members if self.orders.decided else ()
         return next((m.rank for m in members if m.worker == self.worker), None)
@@ -188,7 +207,41 @@ class Seat:
                 )
             self.notify()
 
+    def freeze(self) -> int:
+        """Planned generation for which this rank's next vote asks to freeze; 0: none."""
+        if not self.ahead.freeze:
+            return 0
+        with self._lock:
+            self.position = commit.freeze(self.position, self.ahead.freeze)
+            return self.position.freeze
+
     # ---- the control side
+
+    def plan(self, command: Prepare | Freeze) -> None:
+        """Of a planned switch; nothing is done for one that was dropped, or decided by now."""
+        with self.cond:
+            if command.generation > max(self.position.thawed, self.position.promised):
+                self.ahead.told(command)
+                self.notify()
+
+    def ready_ahead(self, generation: int) -> None:
+        """The joiner of a planned switch is prepared."""
+        with self.cond:
+            self.ahead.ready(generation)
+            self.notify()
+
+    def cannot_prepare(self, generation: int, error: str) -> None:
+        """It cannot be; the mover drops the plan."""
+        with self.cond:
+            self.ahead.failed(generation, error)
+            self.notify()
+
+    def drop(self, command: Drop) -> None:
+        """The planned switch comes to nothing; who is frozen for it goes on."""
+        with self.cond:
+            self.position = commit.thaw(self.position, command.generation)
+            self.ahead.drop(command.generation)
+            self.notify()
 
     def collect(self, command: Collect, end: Callable[[int], None]) -> Answer:
         """CUT, PROMISE: `end` stops the running generation on every link before the answer."""
@@ -207,6 +260,8 @@ class Seat:
                 self.orders = Orders(about=command.generation)
                 self.stage, self.refused, self.pulled = Stage.COLLECTED, "", None
                 self.incident, self.reached = command.incident, {"collected": time.time()}
+                if after.phase is Phase.FROZEN:
+                    self.reached = {"frozen": self._frozen_s, **self.reached}
                 self._pace.interrupted()
                 self.notify()
         # Outside the lock: the fence waits for copies under way, their thread may want the lock.
@@ -252,7 +307,7 @@ class Seat:
     def retire(self, command: Retire) -> None:
         with self.cond:
             self.retired = command.reason
-            self._attempt_over(command.reason)
+            self._attempt_over("" if self._gives else command.reason)
             self.notify()
 
     def answer(self, refused: str = "") -> Answer:
@@ -273,6 +328,10 @@ class Seat:
                 committed=p.known_committed,
                 holding=p.phase is Phase.HOLDING,
                 dirty=p.dirty,
+                prepared=self.ahead.prepared,
+                prepare_error=self.ahead.error,
+                frozen=p.freeze if p.phase is Phase.FROZEN else 0,
+                dropped=p.thawed,
                 done=p.phase is Phase.DONE,
                 total=self.loop.total if self.loop else None,
                 extras=dict(p.kept),

@@ -30,6 +30,36 @@ class StandBy(Command):
     rank: NonNegativeInt
 
 
+class Prepare(Command):
+    """A planned generation: a joiner runs `train` for its rank, parks, and opens its links ahead.
+
+    Nothing of the running generation changes; `Drop` undoes it.
+    """
+
+    kind: Literal["prepare"] = "prepare"
+    generation: Annotated[int, Field(ge=2)]
+    layout: Layout
+    members: tuple[Member, ...]
+    placement: tuple[Name, ...]
+    joiners: tuple[NonNegativeInt, ...]
+    """Ranks that get another worker: they dial."""
+
+
+class Freeze(Command):
+    """Ask in the next vote that every rank stops at its boundary, for planned `generation`."""
+
+    kind: Literal["freeze"] = "freeze"
+    generation: Annotated[int, Field(ge=2)]
+
+
+class Drop(Command):
+    """Planned `generation` comes to nothing: go on in the one that runs."""
+
+    kind: Literal["drop"] = "drop"
+    generation: Annotated[int, Field(ge=2)]
+    reason: str
+
+
 class Collect(Command):
     """End the running generation, promise `generation`, and say where you are."""
 
@@ -101,7 +131,7 @@ class Retire(Command):
     reason: str
 
 
-AnyCommand = StandBy | Collect | Decided | Pull | Switch | Resume | Retire
+AnyCommand = StandBy | Prepare | Freeze | Drop | Collect | Decided | Pull | Switch | Resume | Retire
 COMMAND: TypeAdapter[AnyCommand] = TypeAdapter(Annotated[AnyCommand, Field(discriminator="kind")])
 
 
@@ -120,8 +150,9 @@ class Stage(IntEnum):
     RESUMED = 5
 
 
-Mark = Literal["collected", "obeyed", "restored", "switched", "resumed", "first_step"]
-"""The stages by name, and the first committed step after them, or the end of the loop."""
+Mark = Literal["frozen", "collected", "obeyed", "restored", "switched", "resumed", "first_step"]
+"""The stages by name, before them the stop for a planned switch, after them the first committed
+step, or the end of the loop."""
 
 
 class Answer(BaseModel):
@@ -145,6 +176,14 @@ class Answer(BaseModel):
     holding: bool = False
     """Voted ok for step `committed` and does not know the result."""
     dirty: bool = False
+    prepared: NonNegativeInt = 0
+    """Planned generation that it is prepared for."""
+    prepare_error: str = ""
+    """Why it could not be."""
+    frozen: NonNegativeInt = 0
+    """Planned generation for which it stands at a boundary."""
+    dropped: NonNegativeInt = 0
+    """Highest planned generation that it was told comes to nothing."""
     done: bool = False
     """Its loop is over: it has committed every step."""
     total: NonNegativeInt | None = None

@@ -274,6 +274,23 @@ class WorkerRecovered(Event):
         return f"{'+'.join(self.workers)}/{self.first_evidence:.6f}"
 
 
+# ---- interruptions that are known beforehand
+
+
+class InterruptionAnnounced(Event):
+    """Workers that are to give their ranks to standbys while training goes on."""
+
+    TYPE = "interruption.announced"
+    interruption: Name
+    """Unique in the run; who announces chooses it, and says it again under the same name."""
+    kind: Literal["maintenance", "preemption", "rebalance"]
+    workers: Annotated[tuple[Name, ...], Field(min_length=1)]
+    reason: Text = ""
+
+    def key(self) -> str:
+        return self.interruption
+
+
 # ---- migrations
 
 
@@ -290,11 +307,26 @@ class MigrationPlanned(Event):
     generation: Annotated[int, Field(ge=2)]
     incident: Name
     """The generation that the first plan of this interruption has, as `g2`."""
-    kind: Literal["crash", "relink"]
+    kind: Literal["crash", "relink", "planned"]
+    """Planned: training goes on until the joiners are prepared, and only `migration.decided`
+    puts this assignment in force."""
     replacements: tuple[Replacement, ...]
     members: tuple[Member, ...]
+    leavers: tuple[Member, ...] = ()
+    """Alive, and the donors of their joiners. Of planned ones only."""
     reason: Text
     sources: tuple[Literal["leaver", "replica", "snapshot", "checkpoint"], ...] = ("replica",)
+
+    def key(self) -> str:
+        return str(self.generation)
+
+
+class MigrationPrepared(Event):
+    """The joiners of a planned switch stand ready with their links open; training went on."""
+
+    TYPE = "migration.prepared"
+    generation: Annotated[int, Field(ge=2)]
+    incident: Name
 
     def key(self) -> str:
         return str(self.generation)
@@ -364,8 +396,8 @@ class RankTimes(Part):
     joined: bool
     """Its worker is new in this rank."""
     reached: dict[str, float]
-    """collected, obeyed, restored, switched, resumed, first_step -> seconds since 1970, by the
-    worker's clock."""
+    """frozen (of a planned switch), collected, obeyed, restored, switched, resumed, first_step ->
+    seconds since 1970, by the worker's clock."""
 
 
 class MigrationCompleted(Event):
@@ -450,7 +482,9 @@ EVENTS: dict[str, type[Event]] = {
         WorkerFailed,
         WorkerSuspected,
         WorkerRecovered,
+        InterruptionAnnounced,
         MigrationPlanned,
+        MigrationPrepared,
         MigrationDecided,
         MigrationSwitched,
         MigrationCompleted,
@@ -468,6 +502,7 @@ ONCE_ONLY: tuple[str, ...] = (
     "job.completed",
     "job.failed",
     "migration.planned",
+    "migration.prepared",
     "migration.decided",
     "migration.switched",
     "migration.completed",

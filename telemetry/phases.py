@@ -1,7 +1,8 @@
 """The phases of an incident as spans, read from the job's stream alone. A fold; pure.
 
 Children of the root follow each other without a gap, from the first evidence to the end:
-detect, plan, collect, move, resume, and again from plan on when a generation came to nothing.
+detect, plan, collect, move, resume, and again from plan on when a generation came to nothing. Of a
+planned switch: plan, prepare, freeze, move, resume; dropped before its decision it has ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     FaultInjected,
+    InterruptionAnnounced,
     JobCompleted,
     JobFailed,
     LayoutAssigned,
@@ -17,6 +19,7 @@ from trainmover.schemas.events import (
     MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
     PeerLost,
     StepAborted,
@@ -25,19 +28,19 @@ from trainmover.schemas.events import (
 )
 from trainmover.schemas.recorded import Recorded
 from trainmover.schemas.trace import ROOT
+from trainmover.telemetry.incident import (
+    DETECTOR,
+    PLANNER,
+    Closed,
+    Incident,
+    ended,
+    phase,
+    span,
+)
 from trainmover.telemetry.spans import Span, Value, ns
 
 BELONGS_S = 60.0
 """A sign so long before the verdict, or the broken link, still is one of the same incident."""
-DETECTOR, PLANNER, MOVER = "detector", "planner", "mover"
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A span that an event has closed, and who is to emit it."""
-
-    by: str
-    span: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +59,14 @@ class _Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
-    """The one under way."""
-
-    start_s: float
-    kind: str
-    plan: MigrationPlanned
-    """The latest."""
-    known: int
-    """Committed steps that the stream showed before the first plan."""
-    phase: str = "collect"
-    """Empty between an abort and the next plan."""
-    since_s: float = 0.0
-    generations: tuple[int, ...] = ()
-    leavers: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    target: int | None = None
-
-    @property
-    def name(self) -> str:
-        return self.plan.incident
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     generation: int = 0
     incident: Incident | None = None
     faults: Mapping[str, float] = field(default_factory=dict)
     exits: Mapping[str, _Left] = field(default_factory=dict)
     failures: Mapping[str, _Failed] = field(default_factory=dict)
+    announced: Mapping[str, float] = field(default_factory=dict)
+    """Worker -> since when it is to give its rank away, and nothing else was in the way."""
     sign_s: float | None = None
     """When a link or a step of this generation first broke, since it was told to run."""
     known: int = 0
@@ -110,8 +92,17 @@ def step(state: State, recorded: Recorded) -> tuple[State, Sequence[Closed]]:
             return replace(state, failures={**state.failures, **new}), ()
         case PeerLost() | StepAborted() as event:
             return _signed(state, event, time_s), ()
+        case InterruptionAnnounced(workers=workers):
+            announced = {**dict.fromkeys(workers, time_s), **state.announced}
+            return replace(state, announced=announced), ()
+        case MigrationPlanned(kind="planned") as plan:
+            state, dropped = _dropped(state, plan, time_s)
+            state, closed = _move_planned(state, plan, time_s)
+            return state, (*dropped, *closed)
         case MigrationPlanned() as plan:
-            return _planned(state, plan, time_s)
+            state, dropped = _dropped(state, plan, time_s)
+            state, closed = _planned(state, plan, time_s)
+            return state, (*dropped, *closed)
         case event if state.incident is not None:
             return _advanced(state, state.incident, event, time_s)
         case _:
@@ -122,30 +113,44 @@ def _advanced(
     state: State, under_way: Incident, event: Event, time_s: float
 ) -> tuple[State, Sequence[Closed]]:
     match event:
+        case MigrationPrepared(generation=g) if g == under_way.plan.generation:
+            if under_way.phase != "prepare":
+                return state, ()
+            after = replace(under_way, phase="freeze", since_s=time_s)
+            return replace(state, incident=after), (phase(under_way, time_s),)
         case MigrationDecided(generation=g) as decided if g == under_way.plan.generation:
             more: dict[str, Value] = {"target": decided.target, "holding": decided.holding}
             more |= {"dirty": decided.dirty, "setup_again": decided.setup_again}
-            closed = _phase(under_way, time_s, more)
+            closed = phase(under_way, time_s, more)
             after = replace(under_way, phase="move", since_s=time_s, target=decided.target)
-            return replace(state, incident=after), (closed,)
+            return replace(state, incident=after, generation=g), (closed,)
         case MigrationSwitched(generation=g) as switched if g == under_way.plan.generation:
             num_bytes = sum(one.num_bytes for one in switched.restored)
-            closed = _phase(under_way, time_s, {"bytes": num_bytes})
+            closed = phase(under_way, time_s, {"bytes": num_bytes})
             after = replace(under_way, phase="resume", since_s=time_s)
             return replace(state, incident=after, sign_s=None), (closed,)
         case MigrationAborted(generation=g, reason=reason) if g == under_way.plan.generation:
-            closed = _phase(under_way, time_s, error=reason)
+            if under_way.undecided:
+                return _over(state, time_s), ended(under_way, time_s, "aborted", reason)
+            closed = phase(under_way, time_s, error=reason)
             after = replace(under_way, phase="", since_s=time_s)
             return replace(state, incident=after), (closed,)
         case MigrationCompleted(generation=g, committed=n) if g == under_way.plan.generation:
-            spans = _ended(under_way, time_s, "completed", more={"committed": n})
-            return replace(state, incident=None), spans
+            spans = ended(under_way, time_s, "completed", more={"committed": n})
+            return _over(state, time_s), spans
+        case JobCompleted() | JobFailed() if under_way.undecided:
+            return _over(state, time_s), ended(under_way, time_s, "aborted", "the job ended first")
         case JobCompleted():
-            return replace(state, incident=None), _ended(under_way, time_s, "completed")
+            return _over(state, time_s), ended(under_way, time_s, "completed")
         case JobFailed(reason=reason):
-            return replace(state, incident=None), _ended(under_way, time_s, "failed", reason)
+            return _over(state, time_s), ended(under_way, time_s, "failed", reason)
         case _:
             return state, ()
+
+
+def _over(state: State, time_s: float) -> State:
+    """No incident is under way; who was announced for so long waits from now on."""
+    return replace(state, incident=None, announced=dict.fromkeys(state.announced, time_s))
 
 
 def _signed(state: State, event: PeerLost | StepAborted, time_s: float) -> State:
@@ -159,28 +164,64 @@ def _signed(state: State, event: PeerLost | StepAborted, time_s: float) -> State
 # ---- a plan
 
 
+def _dropped(state: State, plan: MigrationPlanned, time_s: float) -> tuple[State, Sequence[Closed]]:
+    """A planned switch that is not decided ends with the next plan, whose incident is another."""
+    under_way = state.incident
+    if under_way is None or not under_way.undecided:
+        return state, ()
+    reason = f"superseded by generation {plan.generation}: {plan.reason}"
+    return _over(state, time_s), ended(under_way, time_s, "aborted", reason)
+
+
+def _move_planned(
+    state: State, plan: MigrationPlanned, time_s: float
+) -> tuple[State, Sequence[Closed]]:
+    """Planned since its first worker was announced, or since the incident before it was over."""
+    leavers = tuple(r.leaver for r in plan.replacements)
+    joiners = tuple(r.joiner for r in plan.replacements)
+    start_s = min([state.announced[w] for w in leavers if w in state.announced] or [time_s])
+    more: dict[str, Value] = {"reason": plan.reason, "joiners": joiners}
+    closed = Closed(PLANNER, span(plan, "plan", start_s, time_s, more))
+    incident = Incident(
+        start_s=start_s,
+        kind=plan.kind,
+        plan=plan,
+        known=state.known,
+        phase="prepare",
+        since_s=time_s,
+        generations=(plan.generation,),
+        leavers=leavers,
+        ranks=tuple(r.rank for r in plan.replacements),
+    )
+    return replace(state, incident=incident), (closed,)
+
+
 def _planned(state: State, plan: MigrationPlanned, time_s: float) -> tuple[State, Sequence[Closed]]:
     under_way = state.incident
     before = under_way if under_way and under_way.name == plan.incident else None
     known_leavers = before.leavers if before else ()
-    new = tuple(r.leaver for r in plan.replacements if r.leaver not in known_leavers)
+    out = [r.leaver for r in plan.replacements]
+    if before:  # a joiner whose rank the leaver has back
+        members = {m.worker for m in plan.members}
+        out += [r.joiner for r in before.plan.replacements if r.joiner not in members]
+    new = tuple(dict.fromkeys(w for w in out if w not in known_leavers))
     failures = {w: state.failures[w] for w in new if w in state.failures}
     concerned = tuple(failures) or (*new, *(member.worker for member in plan.members))
     start_s, cause_s = _causes(state, before, failures, concerned, time_s)
     closed = []
     if before and before.phase:
         reason = f"superseded by generation {plan.generation}: {plan.reason}"
-        closed.append(_phase(before, start_s, error=reason))
+        closed.append(phase(before, start_s, error=reason))
     kinds = tuple(dict.fromkeys(failed.kind for failed in failures.values()))
     detect = None
     if failures:
         verdict: dict[str, Value] = {"workers": tuple(failures), "kinds": kinds}
-        detect = _span(plan, "detect", start_s, cause_s, verdict)
+        detect = span(plan, "detect", start_s, cause_s, verdict)
         closed.append(Closed(DETECTOR, detect))
     closed += [_exit(plan, w, state.exits[w], detect) for w in new if w in state.exits]
     joiners = tuple(r.joiner for r in plan.replacements)
     more: dict[str, Value] = {"reason": plan.reason, "joiners": joiners}
-    closed.append(Closed(PLANNER, _span(plan, "plan", cause_s, time_s, more)))
+    closed.append(Closed(PLANNER, span(plan, "plan", cause_s, time_s, more)))
     ranks = {r.rank for r in plan.replacements}
     incident = Incident(
         start_s=before.start_s if before else start_s,
@@ -223,7 +264,7 @@ def _causes(
 
 def _exit(plan: MigrationPlanned, worker: str, left: _Left, detect: Span | None) -> Closed:
     """Evidence of what was detected; it may have been replaced for another reason."""
-    span = Span(
+    left_at = Span(
         run=plan.run,
         incident=plan.incident,
         name=f"exit {worker}",
@@ -232,67 +273,4 @@ def _exit(plan: MigrationPlanned, worker: str, left: _Left, detect: Span | None)
         end_ns=ns(left.stored_s),
         attributes={"worker": worker, "machine": left.machine, "code": left.code},
     )
-    return Closed(f"agent/{left.machine}", span)
-
-
-def _span(
-    plan: MigrationPlanned,
-    phase: str,
-    start_s: float,
-    end_s: float,
-    more: Mapping[str, Value] | None = None,
-    error: str = "",
-) -> Span:
-    return Span(
-        run=plan.run,
-        incident=plan.incident,
-        name=f"{phase} g{plan.generation}",
-        start_ns=ns(start_s),
-        end_ns=ns(end_s),
-        attributes={"generation": plan.generation, **(more or {})},
-        error=error,
-    )
-
-
-def _phase(
-    incident: Incident, end_s: float, more: Mapping[str, Value] | None = None, error: str = ""
-) -> Closed:
-    """The phase under way, which ends at `end_s`."""
-    return Closed(MOVER, _span(incident.plan, incident.phase, incident.since_s, end_s, more, error))
-
-
-def _ended(
-    incident: Incident,
-    end_s: float,
-    outcome: str,
-    error: str = "",
-    more: Mapping[str, Value] | None = None,
-) -> Sequence[Closed]:
-    """The last phase and the root. After an abort the planner was at work, on no plan."""
-    plan = incident.plan
-    if incident.phase:
-        last = _phase(incident, end_s, more, error)
-    else:
-        unborn = plan.model_copy(update={"generation": plan.generation + 1})
-        last = Closed(PLANNER, _span(unborn, "plan", incident.since_s, end_s, more, error))
-    attributes: dict[str, Value] = {
-        "kind": incident.kind,
-        "outcome": outcome,
-        "generations": incident.generations,
-        "leavers": incident.leavers,
-        "joiners": tuple(r.joiner for r in plan.replacements),
-        "ranks": incident.ranks,
-    }
-    if incident.target is not None:
-        attributes["lost_steps"] = max(0, incident.known - incident.target)
-    root = Span(
-        run=plan.run,
-        incident=incident.name,
-        name=ROOT,
-        parent=None,
-        start_ns=ns(incident.start_s),
-        end_ns=ns(end_s),
-        attributes=attributes,
-        error=error,
-    )
-    return last, Closed(MOVER, root)
+    return Closed(f"agent/{left.machine}", left_at)

@@ -14,8 +14,11 @@ from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
     JobSubmitted,
+    MigrationAborted,
     MigrationCompleted,
+    MigrationDecided,
     MigrationPlanned,
+    MigrationSwitched,
     PeerLost,
     WorkerExited,
     WorkerFailed,
@@ -73,6 +76,18 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A planned switch that is not switched to yet."""
+
+    generation: int
+    leavers: frozenset[str]
+    """Hold their ranks until then, and may go afterwards."""
+    joiners: frozenset[str]
+    decided: bool = False
+    """From then on a joiner that another plan leaves out gets no rank any more, and may go."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     job: str = ""
     run: str = ""
@@ -85,6 +100,7 @@ class State:
     """Exits that no verdict covers yet."""
     finished: frozenset[str] = frozenset()
     leavers: frozenset[str] = frozenset()
+    move: Move | None = None
     failed: frozenset[str] = frozenset()
     witnesses: Mapping[str, tuple[Witness, ...]] = field(default_factory=dict)
     """Worker that runs -> who lost a link to it, oldest first."""
@@ -107,9 +123,13 @@ def evolve(state: State, recorded: Recorded) -> State:
             failed = state.failed | set(event.workers)
             return _judged(replace(_without(state, event.workers), failed=failed))
         case MigrationPlanned() as event:
-            leavers = {replacement.leaver for replacement in event.replacements}
-            state = replace(_without(state, leavers), leavers=state.leavers | leavers)
-            return _judged(state)
+            return _planned(state, event)
+        case MigrationDecided(generation=g) if state.move and state.move.generation == g:
+            return replace(state, move=replace(state.move, decided=True))
+        case MigrationAborted(generation=g) if state.move and state.move.generation == g:
+            return state if state.move.decided else replace(state, move=None)
+        case MigrationSwitched(generation=g) if state.move and state.move.generation == g:
+            return _let_go(replace(state, move=None), state.move.leavers)
         case MigrationCompleted() as event:
             return _forgotten(state, event.generation)
         case PeerLost() as event if event.peer in state.workers:
@@ -133,6 +153,20 @@ def _exited(state: State, event: WorkerExited, time_s: float) -> State:
     exited = Exited(event.machine, event.exits, time_s)
     spoke = {**state.spoke, event.machine: time_s}
     return _judged(replace(state, spoke=spoke, exits=(*state.exits, exited)))
+
+
+def _planned(state: State, plan: MigrationPlanned) -> State:
+    leavers = frozenset(replacement.leaver for replacement in plan.replacements)
+    if plan.kind == "planned":
+        joiners = frozenset(replacement.joiner for replacement in plan.replacements)
+        return replace(state, move=Move(plan.generation, leavers, joiners))
+    members = {member.worker for member in plan.members}
+    spare = state.move.joiners - members if state.move and state.move.decided else frozenset()
+    return _let_go(replace(state, move=None), leavers | spare)
+
+
+def _let_go(state: State, leavers: frozenset[str]) -> State:
+    return _judged(replace(_without(state, leavers), leavers=state.leavers | leavers))
 
 
 def _without(state: State, workers: Iterable[str]) -> State:

@@ -1,26 +1,36 @@
 """A plan in, commands to runtimes and the migration's progress out. Pure.
 
 The order is fixed by docs/protocol.md: collect, decide, obey, pull, switch, `switched` on
-the stream (WAL), resume. Where a migration stands is what its last event says plus the latest
+the stream (WAL), resume. A planned switch is prepared and decided before (`ahead`), then goes the
+same way. Where a migration stands is what its last event says plus the latest
 answers of its members, so a mover that restarts asks again and goes on.
 """
 
 from collections.abc import Sequence
 
-from trainmover.schemas.commands import Collect, Resume, Retire, Stage, StandBy, Switch
+from trainmover.schemas.commands import (
+    Answer,
+    Collect,
+    Drop,
+    Resume,
+    Retire,
+    Stage,
+    StandBy,
+    Switch,
+)
 from trainmover.schemas.events import (
     JobSubmitted,
     LayoutAssigned,
-    MigrationAborted,
     MigrationDecided,
     MigrationPlanned,
     MigrationSwitched,
 )
 from trainmover.schemas.member import digest
 from trainmover.services.contract import Ask, Inputs, Output, Service
-from trainmover.services.mover.migration import Migration, abort, stage_of
+from trainmover.services.mover import ahead
+from trainmover.services.mover.migration import Migration, abort, decision, stage_of
 from trainmover.services.mover.state import State, evolve
-from trainmover.services.mover.verdict import Verdict, verdict
+from trainmover.services.mover.verdict import verdict
 
 COLLECT_S = 5.0
 """How long a member may take to answer a collect: it only takes a lock (ALL: who does not answer
@@ -42,7 +52,32 @@ def decide(state: State, inputs: Inputs) -> Sequence[Output]:
         out += _first_setup(state, state.spec, state.layout, inputs)
     elif not state.closed:
         out += _migrate(state, state.spec, state.plan, inputs)
-    return out
+    return [*out, *_drops(state, inputs), *_releases(state)]
+
+
+def _drops(state: State, inputs: Inputs) -> Sequence[Output]:
+    """Everybody who may have heard of a planned switch that comes to nothing goes on."""
+    if state.dropped is None:
+        return []
+    generation = state.dropped.generation
+    command = Drop(generation=generation, reason="the planned switch was dropped")
+    workers = dict.fromkeys(m.worker for m in (*state.dropped.members, *state.dropped.leavers))
+    return [
+        Ask(worker, command)
+        for worker in workers
+        if worker not in state.gone
+        and ((a := inputs.answers.get(worker)) is None or not _past(a, generation))
+    ]
+
+
+def _past(answer: Answer, generation: int) -> bool:
+    return max(answer.dropped, answer.promised) >= generation
+
+
+def _releases(state: State) -> Sequence[Output]:
+    """Who gave its rank away ends well; its agent starts a fresh standby."""
+    command = Retire(reason="its rank was given to another worker")
+    return [Ask(worker, command) for worker in sorted(state.released - state.gone)]
 
 
 def _standbys(state: State, spec: JobSubmitted) -> Sequence[Output]:
@@ -85,53 +120,50 @@ def _migrate(
         settled=state.settled,
         answers={
             m.worker: answer
-            for m in plan.members
+            for m in (*plan.members, *plan.leavers)
             if (answer := inputs.answers.get(m.worker)) is not None
             and answer.about == plan.generation
             and answer.stage >= Stage.COLLECTED
         },
+        shards=state.shards,
+        gone=state.gone,
     )
     if state.switched:
         return _resume(migration, state.switched)
+    if state.decided is None and plan.kind == "planned":
+        return ahead.decide(migration, state, inputs)
     if state.decided is None:
         return _collect(migration, state, inputs)
+    if plan.leavers and (silent := _silent(migration)):
+        return _late(migration, state, inputs) or silent
     return _refused(migration) or _late(migration, state, inputs) or _move(migration, state.decided)
 
 
 def _collect(migration: Migration, state: State, inputs: Inputs) -> Sequence[Output]:
     """ALL: who does not answer by the deadline is a leaver of the next plan, never outvoted."""
-    plan, answers = migration.plan, migration.answers
-    silent = [m for m in plan.members if m.worker not in answers]
+    plan = migration.plan
+    silent = _silent(migration)
     if not silent:
-        return [_verdict_event(plan, verdict(migration.spec.layout, plan, answers))]
+        layout, shards = migration.spec.layout, migration.shards
+        return [decision(plan, verdict(layout, plan, migration.answers, shards))]
     if inputs.now_s > max(state.planned_s, inputs.up_since_s) + COLLECT_S:
-        names = tuple(m.worker for m in silent)
+        names = tuple(ask.worker for ask in silent)
         return [abort(plan, f"no answer to collect within {COLLECT_S:g} s", names)]
+    return silent
+
+
+def _silent(migration: Migration) -> list[Ask]:
+    """Those whose promise for this plan is not here are asked for it."""
+    plan = migration.plan
     command = Collect(
         generation=plan.generation, assignment=digest(plan.members), incident=plan.incident
     )
-    return [Ask(m.worker, command) for m in silent]
-
-
-def _verdict_event(plan: MigrationPlanned, found: Verdict) -> MigrationDecided | MigrationAborted:
-    if found.problem:
-        return abort(plan, found.problem, state_lost=found.state_lost)
-    return MigrationDecided(
-        job=plan.job,
-        run=plan.run,
-        generation=plan.generation,
-        incident=plan.incident,
-        target=found.target,
-        setup_again=found.setup_again,
-        sources=found.sources,
-        dirty=found.dirty,
-        holding=found.holding,
-    )
+    return [Ask(m.worker, command) for m in migration.asked if m.worker not in migration.answers]
 
 
 def _refused(migration: Migration) -> Sequence[Output]:
     """A member says that it cannot: a new plan is better than waiting for the deadline."""
-    for member in migration.plan.members:
+    for member in migration.asked:
         answer = migration.answers.get(member.worker)
         if answer and answer.refused:
             reason = f"rank {member.rank} ({member.worker}): {answer.refused}"
@@ -146,7 +178,7 @@ def _late(migration: Migration, state: State, inputs: Inputs) -> Sequence[Output
     since = inputs.now_s - max(state.decided_s, inputs.up_since_s)
     late = tuple(
         m.worker
-        for m in plan.members
+        for m in migration.asked
         if migration.stage(m) < Stage.OBEYED and since > (JOIN_S if m.worker in joiners else OBEY_S)
     )
     if late:

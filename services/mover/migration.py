@@ -1,7 +1,7 @@
 """The pieces of a migration: who is told what next, from the answers about its generation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from trainmover.schemas.commands import Answer, Decided, Pull, Stage, Switch
@@ -16,8 +16,9 @@ from trainmover.schemas.events import (
     Restored,
 )
 from trainmover.schemas.member import Member
+from trainmover.schemas.shards import Shards, replicas
 from trainmover.services.contract import Ask, Output
-from trainmover.services.mover.verdict import extras_holder
+from trainmover.services.mover.verdict import Verdict, extras_holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,22 @@ class Migration:
     """Members of the last assignment that ran."""
     answers: Mapping[str, Answer]
     """Worker -> its latest answer, if that is about this plan's generation and promises it."""
+    gone: frozenset[str] = frozenset()
+    shards: Shards = field(default_factory=dict)
 
     def stage(self, member: Member) -> Stage:
         answer = self.answers.get(member.worker)
         return answer.stage if answer else Stage.NONE
+
+    @property
+    def asked(self) -> tuple[Member, ...]:
+        """Who ends the old generation: the members, and who gives its rank away and lives."""
+        return (*self.plan.members, *self.leavers)
+
+    @property
+    def leavers(self) -> tuple[Member, ...]:
+        """Without one a replica and a buddy give what there is."""
+        return tuple(m for m in self.plan.leavers if m.worker not in self.gone)
 
     def any_below(self, stage: Stage) -> bool:
         return any(self.stage(m) < stage for m in self.plan.members)
@@ -47,27 +60,34 @@ class Migration:
             target=decided.target,
             setup_again=decided.setup_again,
         )
-        return self._ask_below(Stage.OBEYED, command)
+        return self._ask_below(Stage.OBEYED, command, self.asked)
 
     def tell_pull(self, decided: MigrationDecided) -> list[Output]:
-        """DIRTYACK: only a member that acknowledged the decision clean is a donor."""
+        """DIRTYACK: only a member that acknowledged the decision clean is a donor.
+
+        A leaver that is there gives to its joiner all there is, its own state too.
+        """
         by_rank = {m.rank: m for m in self.plan.members}
         clean = {m.rank for m in self.plan.members if self.stage(m) >= Stage.RESTORED}
-        if not clean and not self.any_below(Stage.OBEYED):
+        giving = {m.rank: m for m in self.leavers if self.stage(m) >= Stage.RESTORED}
+        if not clean and not giving and not self.any_below(Stage.OBEYED):
             reason = "no rank acknowledged the decided step clean: nothing holds a sound copy"
             return [abort(self.plan, reason, state_lost=True)]
         out: list[Output] = []
         for m in self.plan.members:
-            donors = [r for r in self.spec.layout.replicas(m.rank) if r in clean and r != m.rank]
-            if self.stage(m) == Stage.OBEYED and donors:
+            if self.stage(m) != Stage.OBEYED:
+                continue
+            leaver = giving.get(m.rank)
+            holders = replicas(self.spec.layout, self.shards, m.rank)
+            donors = [r for r in holders if r in clean and r != m.rank]
+            if leaver or donors:
                 pull = Pull(
                     generation=self.plan.generation,
                     target=decided.target,
                     # Several joiners of one shard spread over its replicas.
-                    donor=by_rank[donors[m.rank % len(donors)]],
-                    extras_from=extras_holder(
-                        m.rank, decided.target, self.plan.members, self.answers
-                    ),
+                    donor=leaver or by_rank[donors[m.rank % len(donors)]],
+                    extras_from=leaver
+                    or extras_holder(m.rank, decided.target, self.plan.members, self.answers),
                 )
                 out.append(Ask(m.worker, pull))
         return out
@@ -98,7 +118,7 @@ class Migration:
             target=decided.target,
             setup=decided.setup_again,
         )
-        return self._ask_below(Stage.SWITCHED, command)
+        return self._ask_below(Stage.SWITCHED, command, self.plan.members)
 
     def switched(self, decided: MigrationDecided) -> MigrationSwitched:
         restored = [
@@ -147,13 +167,32 @@ class Migration:
             normal_step_s=median(steps_s) if steps_s else None,
         )
 
-    def _ask_below(self, stage: Stage, command: Decided | Switch) -> list[Output]:
-        return [Ask(m.worker, command) for m in self.plan.members if self.stage(m) < stage]
+    def _ask_below(
+        self, stage: Stage, command: Decided | Switch, members: tuple[Member, ...]
+    ) -> list[Output]:
+        return [Ask(m.worker, command) for m in members if self.stage(m) < stage]
 
 
 def stage_of(answer: Answer | None, generation: int) -> Stage:
     """How far a worker is towards `generation`; answers about another one do not count."""
     return answer.stage if answer and answer.about == generation else Stage.NONE
+
+
+def decision(plan: MigrationPlanned, found: Verdict) -> MigrationDecided | MigrationAborted:
+    """The verdict on a plan as an event."""
+    if found.problem:
+        return abort(plan, found.problem, state_lost=found.state_lost)
+    return MigrationDecided(
+        job=plan.job,
+        run=plan.run,
+        generation=plan.generation,
+        incident=plan.incident,
+        target=found.target,
+        setup_again=found.setup_again,
+        sources=found.sources,
+        dirty=found.dirty,
+        holding=found.holding,
+    )
 
 
 def abort(

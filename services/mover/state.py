@@ -12,6 +12,7 @@ from trainmover.schemas.events import (
     MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
     RankReady,
     StandbyWarmed,
@@ -29,11 +30,17 @@ class State:
     layout: LayoutAssigned | None = None
     plan: MigrationPlanned | None = None
     planned_s: float = 0.0
+    prepared_s: float | None = None
+    """When the joiners of a planned switch stood ready."""
     decided: MigrationDecided | None = None
     decided_s: float = 0.0
     switched: MigrationSwitched | None = None
     closed: bool = False
     """The latest plan was completed or aborted."""
+    dropped: MigrationPlanned | None = None
+    """The last planned switch that came to nothing before it was decided."""
+    released: frozenset[str] = frozenset()
+    """Workers that are in no rank any more and live: they are to go."""
     over: bool = False
     registered: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
@@ -44,6 +51,8 @@ class State:
     warmed: frozenset[str] = frozenset()
     ready: Mapping[str, int] = field(default_factory=dict)
     """Worker -> highest generation it was rank.ready in."""
+    shards: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Rank -> tracked name -> shard key."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -72,31 +81,62 @@ def evolve(state: State, recorded: Recorded) -> State:
             return replace(state, gone=state.gone | set(workers))
         case StandbyWarmed(worker=worker):
             return replace(state, warmed=state.warmed | {worker})
-        case RankReady(worker=worker, generation=generation):
-            return replace(state, ready={**state.ready, worker: generation})
-        case MigrationPlanned() as plan:
+        case RankReady() as ready:
             return replace(
                 state,
-                plan=plan,
-                planned_s=recorded.time_s,
-                decided=None,
-                switched=None,
-                closed=False,
-                held=state.held | {m.worker for m in plan.members},
+                ready={**state.ready, ready.worker: ready.generation},
+                shards={**state.shards, ready.rank: ready.shards},
             )
+        case MigrationPlanned() as plan:
+            return _planned(state, plan, recorded.time_s)
+        case MigrationPrepared(generation=g) if _current(state, g):
+            return replace(state, prepared_s=recorded.time_s)
         case MigrationDecided() as decided if _current(state, decided.generation):
+            if state.closed:
+                return state  # a doubled mover dropped the plan first
             return replace(state, decided=decided, decided_s=recorded.time_s)
         case MigrationSwitched() as switched if _current(state, switched.generation):
-            return replace(state, switched=switched)
+            given = {m.worker for m in state.plan.leavers} if state.plan else set()
+            return replace(state, switched=switched, released=state.released | given)
         case MigrationCompleted(generation=g) if _current(state, g):
             workers = frozenset(m.worker for m in state.members)
             return replace(state, closed=True, settled=workers)
         case MigrationAborted(generation=g) if _current(state, g):
-            return replace(state, closed=True)
+            return replace(_dropped(state), closed=True)
         case JobCompleted() | JobFailed():
             return replace(state, over=True)
         case _:
             return state
+
+
+def _planned(state: State, plan: MigrationPlanned, time_s: float) -> State:
+    """A newer plan takes the place of the last one, which may stand anywhere."""
+    state = _dropped(state)
+    members = {m.worker for m in plan.members}
+    # Who came for a planned switch that was undone after its decision has no rank, and no way back.
+    undone = state.plan is not None and state.plan.leavers and state.switched is None
+    spare = {r.joiner for r in state.plan.replacements} if state.plan and undone else set()
+    spare = set() if state.decided is None else spare - members
+    return replace(
+        state,
+        plan=plan,
+        planned_s=time_s,
+        prepared_s=None,
+        decided=None,
+        switched=None,
+        closed=False,
+        held=state.held | members,
+        released=(state.released | spare) - members,
+    )
+
+
+def _dropped(state: State) -> State:
+    """The latest plan, if it was a planned switch that is not decided, comes to nothing."""
+    plan = state.plan
+    if plan is None or plan.kind != "planned" or state.decided is not None or state.closed:
+        return state
+    joiners = {r.joiner for r in plan.replacements}
+    return replace(state, dropped=plan, held=state.held - joiners)
 
 
 def _current(state: State, generation: int) -> bool:

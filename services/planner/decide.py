@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
+    InterruptionAnnounced,
     JobFailed,
     JobStalled,
     JobStarted,
@@ -46,7 +47,8 @@ def decide(state: State, inputs: Inputs) -> Sequence[Event]:
         return (end,)
     if not state.assignments:
         return tuple(_assign(state, inputs.now_s))
-    return (*_replenished(state), *_started(state), *_recover(state, inputs.now_s))
+    recovery = tuple(_recover(state, inputs.now_s))
+    return (*_replenished(state), *_started(state), *(recovery or _move(state)))
 
 
 def _assign(state: State, now_s: float) -> Iterable[LayoutAssigned | JobFailed]:
@@ -77,9 +79,8 @@ def _started(state: State) -> Iterable[JobStarted]:
 
 
 def _recover(state: State, now_s: float) -> Iterable[Event]:
-    latest = state.latest
-    unfit = state.unfit
-    leavers = [m for m in latest.members if m.worker in unfit]
+    latest, members = state.latest, state.members
+    leavers = [m for m in members if m.worker in state.unfit]
     if leavers:
         chosen = replacements(state, leavers)
         if len(chosen) < len(leavers):
@@ -89,12 +90,43 @@ def _recover(state: State, now_s: float) -> Iterable[Event]:
     elif latest.phase is Phase.ABORTED:
         assert latest.aborted is not None
         yield _try_again(state, f"generation {latest.generation}: {latest.aborted.reason}")
+    elif members != latest.members:
+        back = ", ".join(m.worker for m in members if m not in latest.members)
+        yield _try_again(state, f"a joiner was lost before the switch: {back} takes its rank back")
     elif (link := broken(state, now_s)) is not None:
         chosen = replacements(state, [link.suspect]) if link.suspect is not None else ()
         if chosen:
             yield _plan(state, chosen, f"{link.reason}: {chosen[0].joiner} takes over")
         else:
             yield _try_again(state, link.reason)
+
+
+def _move(state: State) -> Iterable[MigrationPlanned | PoolExhausted]:
+    """A planned switch of all workers that are announced and hold a rank, one at a time."""
+    assert state.submitted is not None
+    latest, announced = state.latest, dict[str, InterruptionAnnounced]()
+    for interruption in state.interruptions:
+        announced |= dict.fromkeys(interruption.workers, interruption)
+    leavers = [
+        m
+        for m in latest.members
+        if m.worker in announced and state.attempts.get(m.worker, 0) < MAX_TRIES
+    ]
+    if not leavers or not state.started or state.pending or latest.phase is not Phase.RUNNING:
+        return
+    if any(m.worker in state.unfit for m in latest.members):
+        return  # standbys are for those that are lost
+    chosen = replacements(state, leavers)
+    if len(chosen) < len(leavers):
+        exhausted = _exhausted(state, len(leavers))
+        if exhausted.key() not in state.exhausted:
+            yield exhausted
+        return
+    causes = {announced[m.worker].interruption: announced[m.worker] for m in leavers}
+    why = "; ".join(f"{c.kind}: {c.reason}".removesuffix(": ") for c in causes.values())
+    moves = ", ".join(f"rank {r.rank} moves from {r.leaver} to {r.joiner}" for r in chosen)
+    plan = _plan(state, chosen, f"{moves} ({why})")
+    yield plan.model_copy(update={"kind": "planned", "leavers": tuple(leavers)})
 
 
 def _try_again(state: State, reason: str) -> MigrationPlanned | JobFailed:
@@ -112,11 +144,12 @@ def _plan(state: State, chosen: Sequence[Replacement], reason: str) -> Migration
     carries it out must know that these joiners hold no state yet.
     """
     assert state.submitted is not None
-    latest = state.latest
-    generation = latest.generation + 1
+    latest, members = state.latest, state.members
+    generation = state.generation + 1
     done = latest.phase is Phase.RUNNING
     new = {r.rank: r for r in chosen}
-    kept = () if done else tuple(r for r in latest.replacements if r.rank not in new)
+    here = {m.worker for m in members if m.rank not in new}
+    kept = () if done else tuple(r for r in latest.replacements if r.joiner in here)
     all_of_them = tuple(sorted((*kept, *chosen), key=lambda r: r.rank))
     return MigrationPlanned(
         job=state.submitted.job,
@@ -127,7 +160,7 @@ def _plan(state: State, chosen: Sequence[Replacement], reason: str) -> Migration
         replacements=all_of_them,
         members=tuple(
             member(m.rank, state.registered[new[m.rank].joiner]) if m.rank in new else m
-            for m in latest.members
+            for m in members
         ),
         reason=reason[:MAX_WORDS_CHARS],
     )
@@ -155,9 +188,7 @@ def _short(
     if since_s is not None and now_s - since_s > timeout_s:
         yield failed(state, STALLED, f"{reason}, for {timeout_s:g} s (--stall-timeout)")
         return
-    exhausted = PoolExhausted(
-        job=job, run=run, generation=generation, needed=len(leavers), free=num_free
-    )
+    exhausted = _exhausted(state, len(leavers))
     stalled = JobStalled(
         job=job, run=run, generation=generation, reason=reason, unblocked_by=UNBLOCKED_BY
     )
@@ -165,6 +196,17 @@ def _short(
         yield exhausted
     if stalled.key() not in state.stalled:
         yield stalled
+
+
+def _exhausted(state: State, needed: int) -> PoolExhausted:
+    assert state.submitted is not None
+    return PoolExhausted(
+        job=state.submitted.job,
+        run=state.submitted.run,
+        generation=state.latest.generation,
+        needed=needed,
+        free=len(state.free),
+    )
 
 
 SERVICE = Service(name="planner", initial=State(), evolve=evolve, decide=decide)

@@ -4,6 +4,7 @@ from collections import Counter
 
 from trainmover.schemas.digest import of_job
 from trainmover.schemas.events import JobCompleted, JobFailed, UserError
+from trainmover.schemas.shards import NO_HOLDER, in_words, lost, replicas
 from trainmover.services.planner.state import Phase, State
 
 USER_CODE = 1
@@ -126,14 +127,15 @@ def _state_lost(state: State) -> JobFailed | None:
     latest, layout = state.latest, state.submitted.layout
     if latest.aborted is not None and latest.aborted.state_lost:
         return failed(state, STATE_LOST, latest.aborted.reason)
-    gone = {m.rank: state.failed[m.worker] for m in latest.members if m.worker in state.failed}
+    gone = {m.rank: state.failed[m.worker] for m in state.members if m.worker in state.failed}
     for rank, failure in gone.items():
-        replicas = layout.replicas(rank)
-        if state.started and gone.keys() >= set(replicas):
-            shard = layout.shard(rank) or "whole model"
-            who = f"rank{'s' * (len(replicas) > 1)} {', '.join(map(str, replicas))}"
-            reason = f"{who} held every copy of the state ({shard}) and failed: {failure.evidence}"
-            return failed(state, STATE_LOST, reason[:MAX_REASON_CHARS])
+        holders = replicas(layout, state.shards, rank)
+        if state.started and gone.keys() >= set(holders):
+            left = set(range(layout.world_size)) - gone.keys()
+            shard = in_words(layout, state.shards, rank, lost(layout, state.shards, rank, left))
+            who = f"rank{'s' * (len(holders) > 1)} {', '.join(map(str, holders))}"
+            why = f"held every copy of the state ({shard}) and failed: {failure.evidence}"
+            return failed(state, STATE_LOST, f"{who} {why[: MAX_REASON_CHARS // 2]}; {NO_HOLDER}")
     return None
 
 
@@ -148,10 +150,17 @@ def _too_many_failures(state: State) -> JobFailed | None:
 
 
 def _no_progress(state: State) -> JobFailed | None:
-    """`max_incidents` interruptions ended, and each found the job where the one before left it."""
+    """`max_incidents` interruptions ended, and each found the job where the one before left it.
+
+    Planned ones do not count: they find it where they like.
+    """
     assert state.submitted is not None
     limit = state.submitted.max_incidents
-    ended = {a.incident for a in state.assignments[1:] if a.phase in (Phase.RUNNING, Phase.ABORTED)}
+    ended = {
+        a.incident
+        for a in state.assignments[1:]
+        if a.phase in (Phase.RUNNING, Phase.ABORTED) and not a.leavers
+    }
     targets = Counter(target for incident, target in state.targets.items() if incident in ended)
     for target, num_incidents in targets.items():
         if num_incidents >= limit:

@@ -1,10 +1,12 @@
 """What the planner knows of a job: a fold over its stream."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from trainmover.schemas.events import (
+    InterruptionAnnounced,
     JobCompleted,
     JobFailed,
     JobStalled,
@@ -56,6 +58,8 @@ class Assignment:
     phase: Phase
     incident: str = ""
     replacements: tuple[Replacement, ...] = ()
+    leavers: tuple[Member, ...] = ()
+    """Alive, and back in their ranks if this planned assignment is not switched to."""
     tries: int = 0
     """Plans in a row, this one included, with the same members and no committed step."""
     since_seq: int = 0
@@ -96,10 +100,20 @@ class State:
     """Exceptions of user code in workers that held a rank, or before there were ranks."""
 
     assignments: tuple[Assignment, ...] = ()
+    pending: Assignment | None = None
+    """A planned switch that is not decided: `latest` is in force, and stays if it is dropped."""
+    generation: int = 1
+    """The highest that was planned."""
+    interruptions: tuple[InterruptionAnnounced, ...] = ()
+    """Announced, oldest first."""
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    """Leaver -> planned switches of it that came to nothing."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Worker -> the rank it holds or held: it never gets another (commit.md RESET)."""
     ready: Mapping[str, int] = field(default_factory=dict)
     """Worker -> the last generation for which it was set up."""
+    shards: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Rank -> tracked name -> shard key."""
     setup_since: int = 1
     """Generation in which set-up was begun for the last time."""
     finished: Mapping[str, WorkerFinished] = field(default_factory=dict)
@@ -124,6 +138,18 @@ class State:
         return self.assignments[-1]
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """Of the assignment in force; of a planned one that is not switched to, and in which
+        somebody is lost or that was aborted, with the leavers back in their ranks."""
+        latest = self.latest
+        switched = latest.phase in (Phase.SWITCHED, Phase.RUNNING)
+        lost = any(m.worker in self.unfit for m in latest.members)
+        if switched or not (lost or latest.phase is Phase.ABORTED):
+            return latest.members
+        back = {m.rank: m for m in latest.leavers if m.worker not in self.unfit | self.exited}
+        return tuple(back.get(m.rank, m) for m in latest.members)
+
+    @property
     def unfit(self) -> frozenset[str]:
         """Workers that may not keep a rank."""
         return self.missing | self.failed.keys()
@@ -131,7 +157,8 @@ class State:
     @property
     def free(self) -> tuple[WorkerRegistered, ...]:
         """Live workers that never held a rank, oldest registration first."""
-        gone = self.unfit | self.exited | self.ranks.keys()
+        pending = {r.joiner for r in self.pending.replacements} if self.pending else set()
+        gone = self.unfit | self.exited | self.ranks.keys() | pending
         return tuple(w for name, w in self.registered.items() if name not in gone)
 
 
@@ -152,6 +179,11 @@ def evolve(state: State, recorded: Recorded) -> State:
             since_s = recorded.time_s if state.stalled_since_s is None else state.stalled_since_s
             stalled = state.stalled | {event.key()}
             return replace(state, stalled=stalled, stalled_since_s=since_s)
+        case InterruptionAnnounced() as event:
+            known = {i.interruption for i in state.interruptions}
+            if event.interruption in known:
+                return state
+            return replace(state, interruptions=(*state.interruptions, event))
         case PeerLost() | StepAborted() as event:
             return _signed(state, Sign(recorded.seq, recorded.time_s, event))
         case _:
@@ -180,7 +212,11 @@ def _worker(state: State, recorded: Recorded) -> State:
         case StandbyWarmed() as event:
             return replace(state, warmed=state.warmed | {event.worker})
         case RankReady() as event:
-            return replace(state, ready={**state.ready, event.worker: event.generation})
+            return replace(
+                state,
+                ready={**state.ready, event.worker: event.generation},
+                shards={**state.shards, event.rank: event.shards},
+            )
         case WorkerFinished() as event:
             finished = {**state.finished, event.worker: event}
             progress = max(state.progress, event.committed)
@@ -210,9 +246,15 @@ def _migration(state: State, recorded: Recorded) -> State:
         members = recorded.event.members
         return _assigned(state, Assignment(1, members, Phase.RUNNING, since_seq=recorded.seq))
     match recorded.event:
-        case MigrationPlanned() as event if event.generation > state.latest.generation:
-            return _assigned(state, _planned(state, event, recorded.seq))
+        case MigrationPlanned() as event if event.generation > state.generation:
+            state = replace(_undone(state, event), generation=event.generation, pending=None)
+            assignment = _planned(state, event, recorded.seq)
+            if event.kind == "planned":
+                return replace(state, pending=assignment, exhausted=frozenset())
+            return _assigned(state, assignment)
         case MigrationDecided() as event:
+            if state.pending is not None and event.generation == state.pending.generation:
+                state = _assigned(replace(state, pending=None), state.pending)
             return replace(
                 state,
                 targets={**state.targets, event.incident: event.target},
@@ -224,6 +266,10 @@ def _migration(state: State, recorded: Recorded) -> State:
         case MigrationCompleted() as event if event.generation == state.latest.generation:
             state = replace(state, progress=max(state.progress, event.committed))
             return _at(state, replace(state.latest, phase=Phase.RUNNING, tries=0))
+        case MigrationAborted() as event if (
+            state.pending is not None and event.generation == state.pending.generation
+        ):
+            return _dropped(state, event)
         case MigrationAborted() as event if event.generation == state.latest.generation:
             state = replace(state, missing=state.missing | set(event.missing))
             return _at(state, replace(state.latest, phase=Phase.ABORTED, aborted=event))
@@ -239,9 +285,28 @@ def _planned(state: State, event: MigrationPlanned, seq: int) -> Assignment:
         Phase.PLANNED,
         incident=event.incident,
         replacements=event.replacements,
+        leavers=event.leavers,
         tries=before.tries + 1 if event.members == before.members else 1,
         since_seq=seq,
     )
+
+
+def _dropped(state: State, event: MigrationAborted) -> State:
+    """What is in force stays in force; a joiner that could not be prepared is not tried again."""
+    assert state.pending is not None
+    missing = state.missing | set(event.missing)
+    return replace(_tried(state, state.pending.leavers), pending=None, missing=missing)
+
+
+def _undone(state: State, event: MigrationPlanned) -> State:
+    """Leavers that a plan puts back into their ranks: their move was decided and failed."""
+    return _tried(state, (m for m in state.latest.leavers if m in event.members))
+
+
+def _tried(state: State, leavers: Iterable[Member]) -> State:
+    attempts = Counter(state.attempts)
+    attempts.update(leaver.worker for leaver in leavers)
+    return replace(state, attempts=attempts)
 
 
 def _assigned(state: State, assignment: Assignment) -> State:

@@ -169,13 +169,24 @@ class Job:
         return [e for e in list(self.events) if e["type"] == kind]
 
     def assignment(self) -> dict[int, str]:
-        """Rank -> worker of the latest plan."""
-        plans = self.of("layout.assigned") + self.of("migration.planned")
+        """Rank -> worker of the latest plan that is in force."""
+        decided = {e["generation"] for e in self.of("migration.decided")}
+        plans = self.of("layout.assigned") + [
+            plan
+            for plan in self.of("migration.planned")
+            if plan["kind"] != "planned" or plan["generation"] in decided
+        ]
         return {m["rank"]: m["worker"] for m in plans[-1]["members"]} if plans else {}
 
     def parked(self) -> list[str]:
         """Standbys that are warm and hold no rank."""
-        held = {m["worker"] for p in self.of("migration.planned") for m in p["members"]}
+        plans, ends = self.of("migration.planned"), ("migration.decided", "migration.aborted")
+        decided, aborted = ({e["generation"] for e in self.of(end)} for end in ends)
+        pending = {p["generation"] for p in plans[-1:]} - aborted
+        counted = [
+            p for p in plans if p["kind"] != "planned" or p["generation"] in decided | pending
+        ]
+        held = {m["worker"] for p in counted for m in p["members"]}
         gone = {w for e in self.of("worker.failed") for w in e["workers"]}
         return [e["worker"] for e in self.of("standby.warmed") if e["worker"] not in held | gone]
 

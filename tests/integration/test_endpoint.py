@@ -66,7 +66,7 @@ def test_memory_is_shared_where_the_dialer_wants_it_and_the_peer_is_near(
     else:
         assert dialed.memory is not None
         assert accepted.memory is not None
-        dialed.memory.out.put(memoryview(b"hello"))
+        dialed.memory.out.next()[:5] = b"hello"
         assert bytes(accepted.memory.into.oldest()[:5]) == b"hello"
     for connection in (dialed, accepted):
         connection.close()
@@ -160,8 +160,8 @@ def test_accept_hands_out_the_generation_asked_for_and_older_ones_can_be_withdra
     b.accept("a", "control", 2, 2).close()
     with pytest.raises(TimeoutError, match="expected worker a to dial"):
         b.accept("a", "control", 2, 0.01)
-    assert b.withdraw(2, lambda channel: channel == "other") == []
-    withdrawn = b.withdraw(2, lambda channel: channel == "control")
+    assert b.withdraw(range(2), lambda channel: channel == "other") == []
+    withdrawn = b.withdraw(range(2), lambda channel: channel == "control")
     assert [c.generation for c in withdrawn] == [1]
     for connection in (old, new, *withdrawn):
         connection.close()

@@ -57,5 +57,19 @@ def test_what_was_cut_short_says_how_far_it_came_and_why() -> None:
     assert [piece.name for piece in pieces] == ["rank 1: obey g3"]
 
 
+def test_who_gives_its_rank_away_stands_frozen_beside_the_joiner_of_that_rank() -> None:
+    reached = {"frozen": 0.5, **dict(list(JOINED.reached.items())[:3])}
+    gave = replace(JOINED, reached=reached, worker="m-w1", donor="", num_bytes=0, gives=True)
+    whole, *pieces = spans_of("r", gave)
+    assert (whole.name, whole.start_ns, whole.error) == ("rank 1 leaver g3", ns(0.5), "")
+    assert [piece.name for piece in pieces] == [
+        "rank 1 leaver: frozen g3",
+        "rank 1 leaver: obey g3",
+    ]
+    assert {piece.parent for piece in pieces} == {whole.name}
+    joiner = {span.name for span in spans_of("r", JOINED)}
+    assert not joiner & {whole.name, *(piece.name for piece in pieces)}
+
+
 def test_a_worker_that_never_learnt_its_rank_has_no_span() -> None:
     assert spans_of("r", replace(JOINED, rank=None)) == []

@@ -15,6 +15,7 @@ BALLOTS = st.builds(
     Ballot,
     failed=st.booleans(),
     stop=st.booleans(),
+    freeze=st.integers(0, 2**32 - 1),
     numbers=st.dictionaries(NAMES, st.tuples(EXACT, st.integers(0, 3))),
     replicas=st.dictionaries(
         st.sampled_from(["model/pp=0", "model/pp=1", "optimizer/"]), st.sampled_from("ab")
@@ -37,6 +38,7 @@ def seen(ballot: Ballot) -> dict[str, Any]:
     return {
         "failed": ballot.failed,
         "stop": ballot.stop,
+        "freeze": ballot.freeze,
         "numbers": ballot.numbers,
         "averages": ballot.averages,
         "differing": ballot.differing,
@@ -55,6 +57,14 @@ def test_one_failed_and_one_stop_are_enough(ballots: list[Ballot], data: st.Data
     total = in_any_tree(ballots, data)
     assert total.failed == any(b.failed for b in ballots)
     assert total.stop == any(b.stop for b in ballots)
+
+
+@settings(max_examples=40)
+@given(st.lists(BALLOTS, min_size=1, max_size=6), st.data())
+def test_one_rank_that_was_asked_to_freeze_asks_all_and_the_newest_plan_counts(
+    ballots: list[Ballot], data: st.DataObject
+) -> None:
+    assert in_any_tree(ballots, data).freeze == max(b.freeze for b in ballots)
 
 
 @settings(max_examples=40)

@@ -54,6 +54,33 @@ def _digest(line: str) -> Any:
     return json.loads(line)["digest"]
 
 
+def test_every_block_is_said_to_be_a_step_also_the_one_after_a_recovery(one: OneRank) -> None:
+    phases: list[tuple[int, str]] = []
+
+    def note_and_break(step: Step, script: Script) -> None:
+        phases.append((step.number, one.said.beats[-1].phase))
+        if not step.shadow and len(phases) == 4:
+            one.break_links()
+
+    train, _ = training(3, before_vote=note_and_break, after_block=recovering(one))
+    one.train(train)
+    assert phases == [
+        (0, "shadow"),
+        (0, "shadow"),
+        (0, "step"),
+        (1, "step"),
+        (1, "step"),
+        (2, "step"),
+    ]
+    assert [beat.phase for beat in one.said.beats if beat.phase != "shadow"] == [
+        *("step", "vote"),
+        *("step", "parked", "step", "vote"),
+        *("step", "vote"),
+        "step",
+        "done",
+    ]
+
+
 def test_an_undone_block_is_said_once_with_its_step_and_cause(one: OneRank) -> None:
     train, _ = training(3, before_vote=at(1, breaking(one)), after_block=recovering(one))
     one.train(train)

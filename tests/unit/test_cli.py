@@ -17,11 +17,14 @@ from trainmover.cli.options import RunOptions, WrongUsage, as_name, read, secret
 from trainmover.cli.submission import Past, Refused, admitted
 from trainmover.cli.view import in_lines, view
 from trainmover.cli.words import code_in_words
+from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     Exit,
     JobCompleted,
     JobSubmitted,
     LayoutAssigned,
+    MigrationAborted,
+    MigrationDecided,
     MigrationPlanned,
     WorkerExited,
     WorkerStarted,
@@ -377,6 +380,35 @@ def test_the_newest_assignment_says_who_holds_a_rank() -> None:
     with pytest.raises(ValueError, match="no rank 2"):
         now.worker_of(2)
     assert "rank 1    m1-w2 on m1" in "\n".join(in_lines(now))
+
+
+def test_a_planned_switch_is_in_force_once_it_is_decided_and_not_if_it_was_dropped_first() -> None:
+    move = MigrationPlanned(
+        job="j",
+        run="r1",
+        generation=2,
+        incident="g2",
+        kind="planned",
+        replacements=(),
+        members=(member(0, "m1-w0"), member(1, "m1-w2")),
+        leavers=(member(1, "m1-w1"),),
+        reason="",
+    )
+    base = (
+        submitted(),
+        LayoutAssigned(job="j", run="r1", members=(member(0, "m1-w0"), member(1, "m1-w1"))),
+        move,
+    )
+    decided = MigrationDecided(job="j", run="r1", generation=2, incident="g2", target=7)
+    aborted = MigrationAborted(job="j", run="r1", generation=2, incident="g2", reason="too late")
+
+    def holder(*events: Event) -> tuple[int, str]:
+        now = view([Recorded(i, 0.0, e) for i, e in enumerate((*base, *events), start=1)])
+        return now.generation, now.worker_of(1)
+
+    assert holder() == holder(aborted) == (1, "m1-w1")
+    assert holder(decided) == holder(decided, aborted) == (2, "m1-w2")
+    assert holder(aborted, decided) == (1, "m1-w1")  # of a doubled mover
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ from trainmover.schemas.events import (
     FaultInjected,
     JobCompleted,
     JobSubmitted,
+    MigrationAborted,
     MigrationCompleted,
+    MigrationDecided,
     MigrationPlanned,
+    MigrationSwitched,
     PeerLost,
     Replacement,
     UserError,
@@ -168,6 +171,50 @@ def test_a_finished_worker_that_is_killed_has_failed() -> None:
 def test_a_replaced_worker_may_exit_as_it_likes() -> None:
     state = fold((9.0, planned("w0", "w2")), (10.0, exited(Exit(worker="w0", code=-9))))
     assert verdicts(state) == ()
+
+
+def switched(generation: int) -> MigrationSwitched:
+    return MigrationSwitched(**J, generation=generation, incident="g2", target=7)
+
+
+def test_who_gives_its_rank_away_is_missed_until_the_switch_and_may_go_then() -> None:
+    move = planned("w0", "w2").model_copy(update={"kind": "planned"})
+    gone = (10.0, exited(Exit(worker="w0", code=-9)))
+    (verdict,) = verdicts(fold((9.0, move), gone))
+    assert isinstance(verdict, WorkerFailed)
+    assert verdict.workers == ("w0",)
+    assert verdicts(fold((9.0, move), (9.5, switched(2)), gone)) == ()
+    assert verdicts(fold((9.0, move), gone, (10.5, switched(2)))) == ()
+
+
+def test_a_leaver_that_is_back_in_its_rank_is_missed_after_the_switch_as_well() -> None:
+    move = planned("w0", "w2").model_copy(update={"kind": "planned"})
+    back = move.model_copy(update={"generation": 3, "kind": "relink", "replacements": ()})
+    gone = (10.0, exited(Exit(worker="w0", code=-9)))
+    (verdict,) = verdicts(fold((9.0, move), (9.2, back), (9.5, switched(3)), gone))
+    assert isinstance(verdict, WorkerFailed)
+    assert verdict.workers == ("w0",)
+
+
+@pytest.mark.parametrize(
+    ("said", "missed"),
+    [(("decided",), False), ((), True), (("aborted",), True), (("aborted", "decided"), True)],
+)
+def test_a_joiner_whose_leaver_is_back_may_go_if_the_move_was_decided(
+    said: tuple[str, ...], missed: bool
+) -> None:
+    """If it was not it is a standby as before, whose death leaves the pool one short."""
+    move = planned("w0", "w2").model_copy(update={"kind": "planned"})
+    back = move.model_copy(update={"generation": 3, "kind": "relink", "replacements": ()})
+    names = {"generation": 2, "incident": "g2"}
+    events = {
+        "decided": MigrationDecided.model_validate({**J, **names, "target": 7}),
+        "aborted": MigrationAborted.model_validate({**J, **names, "reason": "late"}),
+    }
+    gone = (10.0, exited(Exit(worker="w2", code=0), machine="m1"))
+    timed = ((9.0 + i / 10, events[name]) for i, name in enumerate(said, 1))
+    found = verdicts(fold((9.0, move), *timed, (9.5, back), gone))
+    assert bool(found) is missed
 
 
 def test_nothing_is_a_failure_after_the_end_of_the_job() -> None:

@@ -20,7 +20,8 @@ from tests import documents
 from tests.documents import DOCUMENTS, ROOT, SHOWN, Block, run_by
 
 import trainmover
-from trainmover.cli import options, rehearse
+from trainmover.cli import moves as migrate
+from trainmover.cli import options, reach, rehearse
 from trainmover.cli.flags import REFUSED
 from trainmover.cli.main import parser
 from trainmover.cli.verdict import Verdict
@@ -160,6 +161,15 @@ def test_the_table_of_rehearsal_flags_has_what_run_does_not_have_or_has_differen
     assert_defaults(told, flags)
 
 
+def test_the_table_of_migrate_flags_is_that_of_the_command() -> None:
+    told = {code(cells[0]).split()[0]: cells[1] for cells in rows(OPERATIONS, "migrate flag")}
+    flags = flags_of(migrate.add_to)
+    assert told.keys() == flags.keys() - flags_of(reach.add_to).keys()
+    assert {name: float(default) for name, default in told.items() if default} == {
+        name: flags[name] for name in told if isinstance(flags[name], float)
+    }
+
+
 def test_the_table_of_verdicts_is_that_of_the_code() -> None:
     assert [cells[0] for cells in rows(OPERATIONS, "verdict")] == list(Verdict)
 
@@ -294,9 +304,9 @@ def test_every_rule_of_the_model_stands_by_its_name_where_the_table_says() -> No
 # ---- what a reader can run
 
 NOT_RUN = {
-    "a piece of a script": 4,
+    "a piece of a script": 5,
     "installs torchft and takes a quarter of an hour or more": 1,
-    "takes minutes on a quiet machine": 1,
+    "takes minutes on a quiet machine": 3,
     "make test is what runs the tests": 1,
     "needs Go and github.com/nats-io/nats.go": 1,
     "needs a package index and a collector": 1,
@@ -352,8 +362,11 @@ def moves(p: Position) -> Iterator[Callable[[], Position | None]]:
     yield partial(commit.obey, p, g, target)
     yield partial(commit.obey, p, g, target + 1)
     yield partial(commit.restored, p, g, target)
+    yield partial(commit.freeze, p, p.generation + 1)
+    yield partial(commit.thaw, p, p.generation + 1)
     for yes in (True, False):
-        yield partial(commit.result, p, p.generation, target, yes)
+        for freeze in (0, p.generation + 1):
+            yield partial(commit.result, p, p.generation, target, yes, freeze)
         yield partial(commit.resume, p, g, target, last=yes)
         yield partial(commit.applied, p, poisoned=False, last=yes)
         yield partial(commit.applied, p, poisoned=True, last=yes)

@@ -3,7 +3,13 @@
 import pytest
 from tests.unit.incident_streams import (
     CRASH,
+    EPOCH,
     GIVEN_UP,
+    MOVE,
+    MOVE_DROPPED,
+    MOVE_OPEN,
+    MOVE_SUPERSEDED,
+    MOVE_UNDONE,
     OPEN,
     REPLANNED,
     aborted,
@@ -17,7 +23,7 @@ from tests.unit.incident_streams import (
 )
 
 from trainmover.cli.incidents import incidents
-from trainmover.schemas.events import StepAborted
+from trainmover.schemas.events import JobCompleted, StepAborted
 from trainmover.schemas.recorded import Recorded
 
 CUT = StepAborted(
@@ -134,3 +140,80 @@ def test_two_incidents_come_in_the_order_of_their_plans() -> None:
     again = planned(3, replaced=((1, "m-w2", "m-w3"),)).model_copy(update={"incident": "g3"})
     names = [i.incident for i in incidents([*CRASH, Recorded(9, 200.0, again)])]
     assert names == ["g2", "g3"]
+
+
+# ---- planned
+
+
+def test_a_move_costs_from_the_first_rank_that_stands_frozen_to_the_next_step() -> None:
+    (incident,) = incidents(MOVE)
+    assert (incident.kind, incident.outcome, incident.t0_from) == ("planned", "completed", "freeze")
+    assert incident.t0 == pytest.approx(EPOCH + 5.2)
+    assert incident.downtime_s == pytest.approx(5.6 - 5.2 - 0.1)
+    assert incident.first_step_s == pytest.approx(0.4)
+    assert (incident.leavers, incident.joiners, incident.ranks) == (("m-w1",), ("m-w9",), (1,))
+    assert incident.lost_steps == 0
+
+
+def test_what_was_done_while_training_went_on_has_times_before_the_freeze() -> None:
+    (incident,) = incidents(MOVE)
+    before = (incident.announced_s, incident.planned_s, incident.ready_s)
+    assert before == pytest.approx((-5.2, -5.1, -0.1))
+    assert (incident.prepared_s, incident.collected_s) == pytest.approx((0.1, 0.12))
+    assert (incident.pulled_s, incident.switched_s) == pytest.approx((0.17, 0.2))
+
+
+def test_ranks_that_did_not_say_since_when_they_stood_let_it_begin_with_the_decision() -> None:
+    (incident,) = incidents([*MOVE[:-1], *stream((5.6, completed()))])
+    assert incident.t0_from == "decision"
+    assert incident.downtime_s == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("said", "meant"), [(-900.0, 5.1), (900.0, 5.3)])
+def test_a_clock_that_is_wrong_puts_the_freeze_between_what_the_stream_proves(
+    said: float, meant: float
+) -> None:
+    wrong = completed(ranks=[times(0, "m-w0", 5.31, frozen=said)])
+    (incident,) = incidents([*MOVE[:-1], *stream((5.6, wrong))])
+    assert incident.t0 == pytest.approx(EPOCH + meant)
+    (migration,) = incident.migrations
+    placed = migration.placed_s(migration.ranks[0])
+    assert placed["frozen"] == pytest.approx(0)
+    assert placed["collected"] == pytest.approx(max(5.31, meant) - meant)
+
+
+def test_a_move_that_is_not_decided_costs_nothing() -> None:
+    (dropped,), (open_one,) = incidents(MOVE_DROPPED), incidents(MOVE_OPEN)
+    for incident in (dropped, open_one):
+        assert incident.undecided
+        assert (incident.t0_from, incident.planned_s, incident.downtime_s) == ("plan", 0.0, None)
+    assert (dropped.outcome, dropped.reason) == ("aborted", "m-w9 ended")
+    assert open_one.outcome == "open"
+
+
+def test_a_move_in_whose_preparation_somebody_dies_is_over_and_the_death_is_another() -> None:
+    move, crash = incidents(MOVE_SUPERSEDED)
+    assert (move.incident, move.outcome) == ("g2", "aborted")
+    assert move.reason == "superseded by generation 3: rank 0 died"
+    assert (crash.incident, crash.kind, crash.t0_from) == ("g3", "crash", "first evidence")
+
+
+def test_a_move_that_the_end_of_the_job_overtakes_is_not_left_open() -> None:
+    end = JobCompleted(job="j", run="r1", completed_steps=9, state_digest="d")
+    (incident,) = incidents([*MOVE_OPEN, Recorded(4, EPOCH + 6, end)])
+    assert (incident.outcome, incident.reason) == ("aborted", "the job ended first")
+
+
+def test_a_move_whose_joiner_dies_after_the_decision_costs_until_all_go_on_as_before() -> None:
+    (incident,) = incidents(MOVE_UNDONE)
+    assert (incident.kind, incident.generations, incident.joiners) == ("planned", (2, 3), ())
+    assert incident.t0 == pytest.approx(EPOCH + 5.2)
+    assert incident.downtime_s == pytest.approx(5.7 - 5.2 - 0.1)
+    assert [failure.workers for failure in incident.failures] == [("m-w9",)]
+
+
+def test_a_decision_that_comes_after_the_abort_counts_for_nothing() -> None:
+    late = Recorded(9, EPOCH + 9, decided())
+    (incident,) = incidents([*MOVE_DROPPED, late])
+    assert incident.undecided
+    assert incident.migrations[0].decided_s is None

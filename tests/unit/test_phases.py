@@ -25,10 +25,19 @@ from tests.unit.planner_histories import (
 )
 
 from trainmover.schemas.base import Event
-from trainmover.schemas.events import Exit, FaultInjected, JobCompleted, JobFailed, WorkerExited
+from trainmover.schemas.events import (
+    Exit,
+    FaultInjected,
+    InterruptionAnnounced,
+    JobCompleted,
+    JobFailed,
+    MigrationPrepared,
+    WorkerExited,
+)
 from trainmover.schemas.recorded import Recorded
 from trainmover.schemas.trace import ROOT
-from trainmover.telemetry.phases import Closed, State, step
+from trainmover.telemetry.incident import Closed
+from trainmover.telemetry.phases import State, step
 from trainmover.telemetry.spans import Span, ns
 
 History = Sequence[tuple[float, Event] | tuple[float, Event, float]]
@@ -365,10 +374,140 @@ def test_incidents_of_a_job_do_not_mix() -> None:
     assert of_each["g3"][ROOT].attributes["leavers"] == ("c",)
 
 
+# ---- a planned switch
+
+
+def announced(worker: str, name: str = "move-1") -> InterruptionAnnounced:
+    return InterruptionAnnounced(**J, interruption=name, kind="maintenance", workers=(worker,))
+
+
+def prepared(generation: int = 2, incident: str = "g2") -> MigrationPrepared:
+    return MigrationPrepared(**J, generation=generation, incident=incident)
+
+
+B_MOVES = B_TO_D.model_copy(
+    update={"kind": "planned", "leavers": (member(1, "b"),), "reason": "b is to go"}
+)
+MOVE: History = [
+    (9.0, announced("b")),
+    (9.5, B_MOVES),
+    (11.0, prepared()),
+    (11.5, decided(2, 7)),
+    (12.0, switched(2)),
+    (12.5, completed(2)),
+]
+MOVE_PHASES = [
+    ("plan g2", 9.0, 9.5),
+    ("prepare g2", 9.5, 11.0),
+    ("freeze g2", 11.0, 11.5),
+    ("move g2", 11.5, 12.0),
+    ("resume g2", 12.0, 12.5),
+]
+
+
+def test_a_move_is_planned_prepared_frozen_moved_and_resumed() -> None:
+    found = spans(MOVE)
+    assert chain(found) == MOVE_PHASES
+    assert found[ROOT].attributes == {
+        "kind": "planned",
+        "outcome": "completed",
+        "generations": (2,),
+        "leavers": ("b",),
+        "joiners": ("d",),
+        "ranks": (1,),
+        "lost_steps": 0,
+    }
+    assert not any(span.error for span in found.values())
+    assert {c.span.name: c.by for c in closed_by(MOVE)} == {
+        "plan g2": "planner",
+        **dict.fromkeys(("prepare g2", "freeze g2", "move g2", "resume g2", ROOT), "mover"),
+    }
+
+
+def test_a_move_without_an_announcement_begins_with_its_plan() -> None:
+    assert chain(spans(MOVE[1:]))[0] == ("plan g2", 9.5, 9.5)
+
+
+@pytest.mark.parametrize(("until", "last"), [(2, "prepare g2"), (3, "freeze g2")])
+def test_a_move_that_is_dropped_has_ended_and_the_next_try_is_another_incident(
+    until: int, last: str
+) -> None:
+    again = B_MOVES.model_copy(update={"generation": 3, "incident": "g3"})
+    history = [*MOVE[:until], (11.2, aborted(2, "d")), (11.3, decided(2, 7)), (11.4, again)]
+    found = {(c.span.incident, c.span.name): c.span for c in closed_by(history)}
+    first = {name: span for (incident, name), span in found.items() if incident == "g2"}
+    assert [name for name, *_ in chain(first)][-1] == last
+    assert first[last].error == first[ROOT].error == "too late"
+    assert first[ROOT].attributes["outcome"] == "aborted"
+    assert first[ROOT].end_ns == ns(11.2)
+    second = found["g3", "plan g3"]
+    assert (second.start_ns, second.end_ns) == (ns(11.2), ns(11.4))
+
+
+def test_a_death_before_the_decision_ends_the_move_and_is_an_incident_of_its_own() -> None:
+    crash = plan(3, (2, "c", "e"), members=(A, member(1, "b"), member(2, "e")), reason="c died")
+    history = [
+        *MOVE[:3],
+        (11.1, peer_lost("a", "c")),
+        (11.2, failed("c").model_copy(update={"first_evidence": 11.15})),
+        (11.3, crash.model_copy(update={"incident": "g3"})),
+        (11.4, decided(3, 7, "g3")),
+        (11.5, switched(3)),
+        (11.6, completed(3, "g3")),
+    ]
+    found: dict[str, dict[str, Span]] = {"g2": {}, "g3": {}}
+    for closed in closed_by(history):
+        found[closed.span.incident][closed.span.name] = closed.span
+    assert chain(found["g2"])[-1] == ("freeze g2", 11.0, 11.3)
+    assert found["g2"][ROOT].error == "superseded by generation 3: c died"
+    assert chain(found["g3"])[0] == ("detect g3", 11.15, 11.2)
+    assert found["g3"][ROOT].attributes["kind"] == "crash"
+
+
+def test_a_link_that_breaks_while_a_move_is_prepared_is_a_sign_of_the_running_generation() -> None:
+    relink = RELINK.model_copy(update={"generation": 3, "incident": "g3"})
+    history = [*MOVE[:2], (10.0, peer_lost("a", "b", generation=1)), (10.4, relink)]
+    (planned,) = [c.span for c in closed_by(history) if c.span.name == "plan g3"]
+    assert planned.start_ns == ns(10.0)
+
+
+def test_a_joiner_that_dies_after_the_decision_is_detected_in_the_same_incident() -> None:
+    back = plan(3, members=(A, member(1, "b"), C), reason="b takes its rank back")
+    found = spans(
+        [
+            *MOVE[:4],
+            (11.7, exited("d"), 11.6),
+            (11.8, failed("d").model_copy(update={"first_evidence": 11.65})),
+            (11.9, back),
+            (12.0, decided(3, 7)),
+            (12.1, switched(3)),
+            (12.2, completed(3)),
+        ]
+    )
+    assert chain(found) == [
+        *MOVE_PHASES[:3],
+        ("move g2", 11.5, 11.6),
+        ("detect g3", 11.6, 11.8),
+        ("plan g3", 11.8, 11.9),
+        ("collect g3", 11.9, 12.0),
+        ("move g3", 12.0, 12.1),
+        ("resume g3", 12.1, 12.2),
+    ]
+    assert found["exit d"].parent == "detect g3"
+    assert found[ROOT].attributes["kind"] == "planned"
+
+
+def test_a_move_that_the_end_of_the_job_overtakes_came_to_nothing() -> None:
+    found = spans([*MOVE[:2], (10.0, DONE)])
+    assert chain(found)[-1] == ("prepare g2", 9.5, 10.0)
+    assert found[ROOT].error == "the job ended first"
+
+
 MOVES = st.sampled_from(
     [
-        *("fault", "exit", "failed", "lost", "aborted step", "plan"),
-        *("decided", "switched", "completed", "aborted", "job failed", "job completed"),
+        *("fault", "exit", "failed", "lost", "aborted step", "plan", "announced", "move"),
+        *("prepared", "decided", "switched", "completed", "aborted"),
+        *("job failed", "job completed"),
     ]
 )
 
@@ -380,17 +519,25 @@ def test_whatever_order_events_come_in_each_root_has_one_chain(
 ) -> None:
     """Each decision once for a generation, as the stream has it."""
     history, said = list[tuple[float, Event]](), set[tuple[str, int]]()
-    generation, incident, time_s = 1, "", 10.0
+    generation, incident, undecided, time_s = 1, "", False, 10.0
     for move, worker, tenths in moves:
         time_s += tenths / 10
         evidence = failed(worker).model_copy(update={"first_evidence": time_s - 0.15})
-        if move in ("decided", "switched", "completed", "aborted"):
+        if move in ("prepared", "decided", "switched", "completed", "aborted"):
             if (move, generation) in said or not incident:
                 continue
+            if undecided and move in ("switched", "completed"):
+                continue  # only a decision leads there
             said.add((move, generation))
-        elif move == "plan":
+            undecided = undecided and move != "decided"
+            incident = "" if undecided and move == "aborted" else incident
+        elif move in ("plan", "move"):
+            if move == "move" and incident and not undecided:
+                continue  # the planner waits for the end of the incident
             generation += 1
-            incident = incident or f"g{generation}"
+            incident = f"g{generation}" if undecided or not incident else incident
+            undecided = move == "move"
+        name = incident or f"g{max(generation, 2)}"
         events: dict[str, Event] = {
             "fault": injected(worker),
             "exit": exited(worker),
@@ -402,18 +549,21 @@ def test_whatever_order_events_come_in_each_root_has_one_chain(
                 (1, worker, f"{worker}{generation}"),
                 members=(A, C),
                 reason="",
-                incident=incident or "g2",
+                incident=name,
             ),
-            "decided": decided(max(generation, 2), 7, incident or "g2"),
+            "announced": announced(worker),
+            "move": B_MOVES.model_copy(update={"generation": max(generation, 2), "incident": name}),
+            "prepared": prepared(max(generation, 2), name),
+            "decided": decided(max(generation, 2), 7, name),
             "switched": switched(max(generation, 2)),
-            "completed": completed(max(generation, 2), incident or "g2"),
+            "completed": completed(max(generation, 2), name),
             "aborted": aborted(max(generation, 2)),
             "job failed": JobFailed(**J, reason="x", exit_code=4),
             "job completed": DONE,
         }
         history.append((time_s, events[move]))
         if move in ("completed", "job failed", "job completed"):
-            incident = ""
+            incident, undecided = "", False
     by_incident: dict[str, dict[str, Span]] = {}
     for closed in closed_by(history):
         of_it = by_incident.setdefault(closed.span.incident, {})
@@ -423,3 +573,4 @@ def test_whatever_order_events_come_in_each_root_has_one_chain(
     for of_it in by_incident.values():
         if ROOT in of_it:
             chain(of_it)
+    assert sum(ROOT not in of_it for of_it in by_incident.values()) <= 1  # the one under way

@@ -11,14 +11,22 @@ from hypothesis import strategies as st
 from tests.unit.incident_streams import (
     CRASH,
     GIVEN_UP,
+    MOVE,
+    MOVE_DROPPED,
+    MOVE_OPEN,
+    MOVE_SUPERSEDED,
+    MOVE_UNDONE,
     OPEN,
     REPLANNED,
     STAGES,
     aborted,
+    announced,
     completed,
     decided,
     failed,
+    move,
     planned,
+    prepared,
     started,
     stream,
     submitted,
@@ -27,12 +35,13 @@ from tests.unit.incident_streams import (
 )
 
 from trainmover.cli.axis import lanes, ticks
-from trainmover.cli.chart import Kind, chart
+from trainmover.cli.chart import chart
 from trainmover.cli.incidents import incidents
 from trainmover.cli.page import page
 from trainmover.cli.phrases import duration, printable, ranks_in_words
 from trainmover.cli.plot import NoMatplotlib, plot
 from trainmover.cli.report import Report, report
+from trainmover.cli.rows import Kind
 from trainmover.cli.timeline import brief, story, timeline
 from trainmover.schemas.base import Event
 from trainmover.schemas.commands import Mark
@@ -56,12 +65,20 @@ def histories(draw: st.DrawFn) -> list[Recorded]:
         now += draw(st.sampled_from((0.0, 1e-6, 0.004, 0.3, 7.0, 900.0)))
         timed.append((now, event))
 
-    if draw(st.booleans()):
+    first_is_move = draw(st.booleans())
+    if first_is_move and draw(st.booleans()):
+        later(announced(reason=draw(TEXTS)))
+    if not first_is_move and draw(st.booleans()):
         later(failed("m-w1", first_evidence=now, evidence=draw(TEXTS)))
     num_plans = draw(st.integers(1, 5))
     for generation in range(2, num_plans + 2):
         moves = draw(st.sampled_from(((), ((rank, "m-w1", f"{prefix}{generation}"),))))
-        later(planned(generation, moves, num_ranks, reason=draw(TEXTS)))
+        if first_is_move and generation == 2:
+            later(move(2, num_ranks))
+            if draw(st.booleans()):
+                later(prepared(2))
+        else:
+            later(planned(generation, moves, num_ranks, reason=draw(TEXTS)))
         last = generation == num_plans + 1
         reached = draw(st.integers(0, 2))
         if reached > 0:
@@ -73,7 +90,13 @@ def histories(draw: st.DrawFn) -> list[Recorded]:
         elif draw(st.booleans()):
             seconds = st.floats(-1e4, 1e4, allow_nan=False)
             paths = [
-                times(r, f"{prefix}{r}", *draw(st.lists(seconds, max_size=6)), joined=r == rank)
+                times(
+                    r,
+                    f"{prefix}{r}",
+                    *draw(st.lists(seconds, max_size=6)),
+                    joined=r == rank,
+                    frozen=draw(st.none() | seconds),
+                )
                 for r in range(num_ranks)
             ]
             later(completed(generation, paths, draw(st.none() | st.floats(0, 10))))
@@ -128,7 +151,9 @@ def test_whatever_happened_has_a_page_in_which_every_text_is_a_text(
         assert all(printable(failure.evidence) in shown for failure in incident.failures)
 
 
-@pytest.mark.parametrize("records", [CRASH, REPLANNED, OPEN, GIVEN_UP])
+@pytest.mark.parametrize(
+    "records", [CRASH, REPLANNED, OPEN, GIVEN_UP, MOVE, MOVE_DROPPED, MOVE_OPEN, MOVE_UNDONE]
+)
 def test_a_report_as_json_makes_the_same_page_and_picture(
     records: list[Recorded], tmp_path: Path
 ) -> None:
@@ -241,6 +266,66 @@ def test_of_many_ranks_the_joiner_its_neighbours_and_the_slowest_have_rows() -> 
     assert names == ["rank 19", "rank 20", "rank 21", "rank 50", "60 others"]
 
 
+# ---- planned
+
+
+def test_a_move_is_drawn_from_the_freeze_on_and_nobody_is_cut_off_or_missing() -> None:
+    (incident,) = incidents(MOVE)
+    drawn = chart(incident)
+    assert [row.name for row in drawn.rows] == ["mover", "rank 0", "rank 1", "rank 2"]
+    mover, stayer, joiner, first = drawn.rows
+    assert [span.kind for span in mover.spans] == [
+        *(Kind.FREEZE, Kind.COLLECT, Kind.PULL, Kind.SWITCH, Kind.STEP)
+    ]
+    assert [span.kind for span in stayer.spans] == [
+        *(Kind.FREEZE, Kind.WAIT, Kind.WAIT, Kind.SWITCH, Kind.WAIT, Kind.STEP)
+    ]
+    assert [span.kind for span in joiner.spans] == [
+        *(Kind.WAIT, Kind.WAIT, Kind.PULL, Kind.SWITCH, Kind.WAIT, Kind.STEP)
+    ]
+    assert stayer.spans[0].start_s == pytest.approx(0.01)
+    assert first.spans[0].start_s == pytest.approx(0)
+    assert (joiner.detail, joiner.joined) == ("m-w9 (was m-w1)", True)
+
+
+def test_a_move_tells_its_prelude_with_durations_and_its_cost() -> None:
+    (incident,) = incidents(MOVE)
+    text = " ".join(story(incident, 200).split())
+    for words in (
+        "incident g2 (planned, completed): rank 1: m-w1 -> m-w9",
+        "freeze 0 ms, decided 100 ms, collected 120 ms (+20 ms), pulled 170 ms (+50 ms)",
+        "downtime 300 ms since freeze (less one step of 100 ms), lost steps: 0",
+        "while training went on: planned 100 ms after the announcement, prepared in 5000 ms,"
+        " frozen 100 ms later, at the end of a step",
+        "planner at -5100 ms: generation 2: rank 1 moves from m-w1 to m-w9",
+        "mover at -100 ms: generation 2: m-w9 set up, links open",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("records", [MOVE, MOVE_DROPPED, MOVE_UNDONE])
+def test_a_page_tells_the_prelude_of_a_move(records: list[Recorded]) -> None:
+    shown = "".join(ElementTree.fromstring(page(reported(records))).itertext())
+    assert "while training went on: planned 100 ms after the announcement" in shown
+
+
+def test_a_move_that_is_not_decided_has_no_rows_of_ranks_and_says_that_training_goes_on() -> None:
+    (dropped,), (open_one,) = incidents(MOVE_DROPPED), incidents(MOVE_OPEN)
+    assert [row.name for row in chart(dropped).rows] == ["mover"]
+    assert "aborted, training went on: m-w9 ended" in brief(dropped, 120)
+    assert "open, training goes on: rank 1 moves" in brief(open_one, 120)
+    superseded, _ = incidents(MOVE_SUPERSEDED)
+    assert "training went on: superseded by generation 3: rank 0 died" in brief(superseded, 120)
+
+
+def test_a_move_that_was_undone_says_who_kept_the_rank() -> None:
+    (incident,) = incidents(MOVE_UNDONE)
+    drawn = chart(incident)
+    assert drawn.title.endswith("rank 1 stays with m-w1")
+    stayer = next(row for row in drawn.rows if row.name == "rank 1")
+    assert (stayer.detail, stayer.spans[0].kind) == ("m-w1", Kind.FREEZE)
+
+
 # ---- parts
 
 
@@ -285,4 +370,4 @@ def test_ranks_in_words_are_runs_and_many_runs_a_number() -> None:
 
 
 def test_stages_of_the_stories_are_those_of_the_contract() -> None:
-    assert get_args(Mark) == STAGES
+    assert get_args(Mark) == ("frozen", *STAGES)

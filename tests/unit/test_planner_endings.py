@@ -35,6 +35,7 @@ from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
     MigrationPlanned,
+    RankReady,
     UserError,
 )
 from trainmover.services.planner.state import State
@@ -128,12 +129,27 @@ def test_workers_that_end_before_they_register_fail_a_job_that_others_wait_for()
 
 def test_the_loss_of_every_replica_fails_the_job_though_no_standby_is_free() -> None:
     assert the_failure(outputs(running((9.0, failed("a", "b", "c"))))).reason == (
-        "ranks 0, 1, 2 held every copy of the state (whole model) and failed: killed by SIGKILL"
+        "ranks 0, 1, 2 held every copy of the state (whole model) and failed: killed by SIGKILL; "
+        "no holder of this shard is left; in-memory snapshots are not in this version"
     )
     pipeline = ((0.0, submitted("pp=3")), *GROUND[1:], (9.0, failed("b")))
     failure = the_failure(outputs(fold(*pipeline)))
     assert failure.exit_code == 4
     assert failure.reason.startswith("rank 1 held every copy of the state (pp=1)")
+
+
+def test_the_objects_that_only_one_rank_held_are_named_when_it_fails() -> None:
+    keys = [{"model": "", "zero": f"dp={rank}"} for rank in range(3)]
+    said = [
+        (4.0, RankReady(**J, worker=worker, rank=rank, generation=1, shards=keys[rank]))
+        for rank, worker in enumerate("abc")
+    ]
+    failure = the_failure(outputs(running(*said, (9.0, failed("b")), standbys="d")))
+    assert failure.exit_code == 4
+    assert failure.reason == (
+        "rank 1 held every copy of the state (dp=1: zero) and failed: killed by SIGKILL; "
+        "no holder of this shard is left; in-memory snapshots are not in this version"
+    )
 
 
 def test_joiners_that_fail_one_after_the_other_fail_the_job() -> None:

@@ -21,7 +21,16 @@ from trainmover.runtime.seat import Role
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.transfer import TransferError, pull, pull_extras
 from trainmover.runtime.vote import Vote
-from trainmover.schemas.commands import Collect, Decided, Pull, Resume, Stage, Switch
+from trainmover.schemas.commands import (
+    Collect,
+    Decided,
+    Drop,
+    Prepare,
+    Pull,
+    Resume,
+    Stage,
+    Switch,
+)
 from trainmover.schemas.layout import Layout
 from trainmover.schemas.member import Member
 
@@ -181,7 +190,81 @@ def test_set_up_again_unwinds_train(parked: Parked) -> None:
         parked.recovery.park()
 
 
+# ---- a rank that stands frozen
+
+
+def frozen(parked: Parked) -> None:
+    parked.seat.position = Position(
+        generation=1, phase=Phase.FROZEN, committed=2, extras=2, freeze=2, promised=1
+    )
+
+
+def test_who_stands_frozen_goes_on_when_the_plan_is_dropped(parked: Parked) -> None:
+    frozen(parked)
+    dropped = threading.Thread(target=parked.seat.drop, args=(Drop(generation=2, reason=""),))
+    dropped.start()
+    parked.recovery.stand_frozen()
+    dropped.join(WITHIN_S)
+    assert parked.seat.position.phase is Phase.COMPUTING
+
+
+def test_who_stands_frozen_resumes_from_the_same_step_in_the_next_generation(
+    parked: Parked,
+) -> None:
+    frozen(parked)
+    collected = threading.Thread(target=parked.collect, args=(2,))
+    collected.start()
+    parked.recovery.stand_frozen()
+    collected.join(WITHIN_S)
+    for command in parked.orders(2):
+        parked.seat.order(command)
+    parked.recovery.park()
+    p = parked.seat.position
+    assert (p.generation, p.phase, p.committed, p.freeze) == (2, Phase.COMPUTING, 2, 0)
+
+
+def test_who_stands_frozen_leaves_when_it_is_retired(parked: Parked) -> None:
+    frozen(parked)
+    parked.one.retire()
+    with pytest.raises(Retired, match="test"):
+        parked.recovery.stand_frozen()
+
+
 # ---- a standby that gets a rank
+
+
+def prepare(parked: Parked, members: tuple[Member, ...]) -> Prepare:
+    return Prepare(
+        generation=2,
+        layout=Layout.parse("dp=2"),
+        members=members,
+        placement=("m0", "m1"),
+        joiners=(0,),
+    )
+
+
+def test_a_joiner_is_set_up_for_its_rank_before_anything_is_decided(parked: Parked) -> None:
+    standby(parked, 1)
+    parked.seat.plan(prepare(parked, parked.one.members))
+    with pytest.raises(Rerun):
+        parked.recovery.park()
+    assert [(role.rank, role.generation) for role in parked.rebinds] == [(0, 2)]
+    parked.rebindable = True
+    parked.parked_until(lambda: parked.seat.answer().prepared == 2)
+    p = parked.seat.position
+    assert (p.phase, p.promised, parked.seat.orders.about) == (Phase.EMPTY, 0, 0)
+
+
+def test_a_joiner_that_cannot_open_its_links_says_why_and_stays_a_standby(parked: Parked) -> None:
+    standby(parked, 1)
+    parked.rebindable = True
+    parked.one.links.control.register("other", {(0, 1)})
+    gone = Member(rank=1, worker="gone", machine="m1", addresses=("tcp:127.0.0.1:1",))
+    parked.seat.plan(prepare(parked, (*parked.one.members, gone)))
+    with capture_logs():
+        parked.parked_until(lambda: bool(parked.seat.answer().prepare_error))
+    assert "expected worker gone to answer" in parked.seat.answer().prepare_error
+    assert parked.seat.answer().refused == ""
 
 
 def standby(parked: Parked, rank: int) -> None:
@@ -264,7 +347,7 @@ def buddy(parked: Parked) -> Parked:
 
 def extras(buddy: Parked, peer: str, generation: int = 2) -> Any:
     return served(
-        lambda connection: serve_extras(buddy.seat, connection),
+        lambda connection: serve_extras(buddy.seat, buddy.tracked, connection),
         lambda sock: pull_extras(sock, deadline_s=WITHIN_S),
         peer,
         generation,
@@ -283,6 +366,19 @@ def test_nobody_else_gets_them(buddy: Parked) -> None:
 def test_extras_are_not_served_before_a_decision(parked: Parked) -> None:
     parked.seat.shelf.put(0, 2, {"vars": b"2"}, full=True)
     assert isinstance(extras(parked, "w0"), TransferError | OSError)
+
+
+def test_a_joiner_gets_the_own_state_of_the_leaver_itself(buddy: Parked) -> None:
+    buddy.tracked.vars["samples"] = 7
+    buddy.seat.role = Role(0, Layout.parse("dp=2"), 1)
+    got = extras(buddy, "w0")
+    assert got == buddy.tracked.own()
+    assert got != {"vars": b"2"}
+
+
+def test_who_holds_another_rank_gives_what_it_keeps_as_a_buddy(buddy: Parked) -> None:
+    buddy.seat.role = Role(1, Layout.parse("dp=2"), 1)
+    assert extras(buddy, "w0") == {"vars": b"2"}
 
 
 def state(donor: Parked) -> Any:

@@ -8,6 +8,9 @@ from tests.unit.incident_streams import (
     CRASH,
     EPOCH,
     JOB,
+    MOVE,
+    MOVE_DROPPED,
+    MOVE_OPEN,
     OPEN,
     completed,
     failed,
@@ -52,6 +55,15 @@ def test_an_interruption_without_an_end_takes_time_until_now() -> None:
     made = told(*BEGIN, *story(OPEN), exit_code=None, now=EPOCH + 5)
     assert made.lost_s == pytest.approx(5)
     assert made.goodput == pytest.approx(1 - 5 / 15)
+
+
+def test_a_move_costs_from_the_freeze_on_and_one_that_is_not_decided_nothing() -> None:
+    moved = told(*BEGIN, *story(MOVE), (10.0, COMPLETED))
+    assert moved.lost_s == pytest.approx(0.3)
+    assert (moved.incidents_by_kind, moved.standbys_used) == ({"planned": 1}, 1)
+    dropped = told(*BEGIN, *story(MOVE_DROPPED), (10.0, COMPLETED))
+    assert (dropped.lost_s, dropped.goodput, dropped.standbys_used) == (0.0, 1.0, 0)
+    assert told(*BEGIN, *story(MOVE_OPEN), exit_code=None, now=EPOCH + 99).lost_s == 0.0
 
 
 def test_an_interruption_before_the_start_costs_no_goodput() -> None:

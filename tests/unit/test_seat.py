@@ -6,8 +6,18 @@ from trainmover.runtime import commit
 from trainmover.runtime.attempt import Attempt
 from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.seat import Orders, Role, Seat
-from trainmover.schemas.commands import Collect, Decided, Resume, Retire, Stage
+from trainmover.schemas.commands import (
+    Collect,
+    Decided,
+    Drop,
+    Freeze,
+    Prepare,
+    Resume,
+    Retire,
+    Stage,
+)
 from trainmover.schemas.layout import Layout
+from trainmover.schemas.member import Member
 
 
 def decided(generation: int, *, setup_again: bool = False) -> Decided:
@@ -118,3 +128,171 @@ def test_an_attempt_that_the_end_of_the_job_cuts_short_says_so(running: Seat) ->
     collect(running, 3, "g3")
     running.retire(Retire(reason="the job is over"))
     assert [(a.rank, a.error) for a in told] == [(None, "the job is over")]
+
+
+# ---- a planned switch
+
+
+def prepare(generation: int) -> Prepare:
+    layout = Layout.parse("dp=3")
+    return Prepare(generation=generation, layout=layout, members=(), placement=(), joiners=(1,))
+
+
+def drop(generation: int) -> Drop:
+    return Drop(generation=generation, reason="test")
+
+
+@pytest.fixture
+def standby() -> Seat:
+    return Seat("d", lambda: None)
+
+
+def test_a_joiner_has_to_prepare_until_it_is_prepared_or_cannot_be(standby: Seat) -> None:
+    standby.plan(prepare(2))
+    assert standby.ahead.due == prepare(2)
+    standby.ready_ahead(2)
+    assert standby.ahead.due is None
+    standby.plan(prepare(2))  # asked again
+    assert standby.ahead.due is None
+    assert standby.answer().prepared == 2
+    standby.plan(prepare(3))
+    assert standby.answer().prepared == 0
+    standby.cannot_prepare(3, "nobody answers")
+    standby.plan(prepare(3))
+    assert standby.ahead.due is None
+    assert standby.answer().prepare_error == "nobody answers"
+
+
+def test_an_older_plan_neither_replaces_a_newer_one_nor_makes_it_ready(standby: Seat) -> None:
+    standby.plan(prepare(3))
+    standby.plan(prepare(2))
+    assert standby.ahead.due == prepare(3)
+    standby.ready_ahead(2)
+    standby.cannot_prepare(2, "late")
+    assert standby.ahead.due == prepare(3)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_plan_that_is_dropped_is_forgotten_and_not_prepared_again(
+    standby: Seat, prepared: bool
+) -> None:
+    standby.plan(prepare(2))
+    if prepared:
+        standby.ready_ahead(2)
+    standby.drop(drop(2))
+    answer = standby.answer()
+    assert (answer.prepared, answer.prepare_error, answer.dropped) == (0, "", 2)
+    standby.plan(prepare(2))
+    assert standby.ahead.due is None
+    standby.plan(prepare(3))
+    standby.drop(drop(2))  # told again
+    assert standby.ahead.due == prepare(3)
+
+
+def test_nothing_is_prepared_for_a_generation_that_is_decided_by_now(standby: Seat) -> None:
+    collect(standby, 3, "g3")
+    standby.plan(prepare(3))
+    standby.plan(Freeze(generation=3))
+    assert standby.ahead.due is None
+    assert standby.freeze() == 0
+
+
+def computing(freeze: int = 0) -> Seat:
+    seat = Seat("a", lambda: None)
+    seat.position = Position(
+        generation=1, phase=Phase.COMPUTING, committed=3, extras=3, promised=1, freeze=freeze
+    )
+    return seat
+
+
+def committed(seat: Seat) -> Phase:
+    """One step, in whose vote the rank says what it was asked for."""
+    freeze = seat.freeze()
+    seat.move(commit.gathered)
+    seat.move(commit.voted)
+    step = seat.position.committed
+    seat.move(lambda p: commit.result(p, 1, step, True, freeze))
+    return seat.move(lambda p: commit.applied(p, poisoned=False, last=False)).phase
+
+
+def test_a_rank_that_is_asked_to_freeze_says_so_in_its_next_vote_and_stands_after_it() -> None:
+    seat = computing()
+    assert committed(seat) is Phase.COMPUTING
+    seat.plan(Freeze(generation=2))
+    assert seat.answer().frozen == 0
+    assert committed(seat) is Phase.FROZEN
+    assert (seat.answer().frozen, seat.answer().committed, seat.answer().running) == (2, 5, 1)
+
+
+def test_who_stands_frozen_goes_on_where_it_stands_when_the_plan_is_dropped() -> None:
+    seat = computing()
+    seat.plan(Freeze(generation=2))
+    committed(seat)
+    seat.drop(drop(2))
+    assert (seat.position.phase, seat.position.committed) == (Phase.COMPUTING, 4)
+    seat.plan(Freeze(generation=2))  # REMEMBER: it comes late
+    assert committed(seat) is Phase.COMPUTING
+    seat.plan(Freeze(generation=3))
+    assert committed(seat) is Phase.FROZEN
+
+
+def test_the_drop_of_a_newer_plan_frees_who_missed_that_of_an_older_one() -> None:
+    seat = computing()
+    seat.plan(Freeze(generation=2))
+    committed(seat)
+    seat.drop(drop(3))
+    assert seat.position.phase is Phase.COMPUTING
+
+
+def test_the_drop_of_an_older_plan_frees_nobody_from_a_newer_one() -> None:
+    seat = computing()
+    seat.plan(Freeze(generation=3))
+    committed(seat)
+    seat.drop(drop(2))
+    assert seat.answer().frozen == 3
+
+
+def test_a_drop_that_comes_after_the_collect_changes_nothing() -> None:
+    seat = computing()
+    seat.plan(Freeze(generation=2))
+    committed(seat)
+    collect(seat, 2, "g2")
+    seat.drop(drop(2))
+    assert (seat.position.phase, seat.position.promised) == (Phase.FROZEN, 2)
+    assert seat.answer().dropped == 0
+    assert seat.answer().stage is Stage.COLLECTED
+
+
+def test_a_collect_tells_since_when_the_rank_stood_frozen() -> None:
+    seat = computing()
+    seat.plan(Freeze(generation=2))
+    committed(seat)
+    collect(seat, 2, "g2")
+    reached = seat.answer().reached
+    assert list(reached) == ["frozen", "collected"]
+    assert reached["frozen"] <= reached["collected"]
+    collect(seat, 3, "g2")  # somebody died: it still stands where it stood
+    assert seat.answer().reached["frozen"] == reached["frozen"]
+    running = computing()
+    collect(running, 2, "g2")
+    assert list(running.answer().reached) == ["collected"]
+
+
+def test_an_attempt_of_who_gives_its_rank_away_is_no_failure() -> None:
+    told = list[Attempt]()
+    seat = computing()
+    seat.over, seat.role = told.append, Role(rank=1, layout=Layout.parse("dp=3"), generation=1)
+    collect(seat, 2, "g2")
+    other = Member(rank=1, worker="d", machine="m", addresses=())
+    seat.order(decided(2).model_copy(update={"members": (other,)}))
+    seat.retire(Retire(reason="its rank was given to another worker"))
+    assert [(a.rank, a.gives, a.error) for a in told] == [(1, True, "")]
+
+
+def test_a_joiner_that_was_prepared_and_heard_no_decision_has_no_attempt_of_the_rank() -> None:
+    told = list[Attempt]()
+    seat = Seat("d", lambda: None)
+    seat.over, seat.role = told.append, Role(rank=1, layout=Layout.parse("dp=3"), generation=2)
+    collect(seat, 2, "g2")
+    collect(seat, 3, "g2")
+    assert [(a.rank, a.gives) for a in told] == [(None, False)]
