@@ -4,7 +4,7 @@
 
 Rank 0 prints the medians over the steps after the first 50, with their 95 % bootstrap intervals,
 in microseconds of CPU time of the training thread: of the whole in even steps, of its parts in odd
-ones. A bare `thread_time()` pair stands beside them, the A/A row, which is in every other row too.
+ones; the others print the sum alone. A bare `thread_time()` pair stands beside them, the A/A row, which is in every other row too.
 Target (docs/protocol.md): under 500 us a step and rank.
 """
 
@@ -81,18 +81,18 @@ def train(ctx: trainmover.Context) -> None:
             step.report(loss=loss)
             started = time.thread_time()
             SPENT["a/a: nothing"].append((time.thread_time() - started) * 1e6)
-    if ctx.rank == 0:
-        show()
+    show(parts=ctx.rank == 0)
 
 
-def show() -> None:
+def show(*, parts: bool) -> None:
     rows = {k: interval(v[SKIPPED // 2 :]) for k, v in SPENT.items()}
-    for label, (median, low, high) in rows.items():
+    for label, (median, low, high) in rows.items() if parts else ():
         print(f"{label:<40} {median:8.1f} us  [{low:.1f}, {high:.1f}]")
     total = rows["opening (with late extras)"][0] + rows["gate: extras and vote"][0]
     total += rows["end of block"][0]
     print(f"{'together':<40} {total:8.1f} us")
-    print(json.dumps({"rows": rows, "together_us": total}))
+    if parts:
+        print(json.dumps({"rows": rows, "together_us": total}))
 
 
 if __name__ == "__main__":
