@@ -4,7 +4,8 @@
 
 Rank 0 prints the medians over the steps after the first 50, with their 95 % bootstrap intervals,
 in microseconds of CPU time of the training thread: of the whole in even steps, of its parts in odd
-ones; the others print the sum alone. A bare `thread_time()` pair stands beside them, the A/A row, which is in every other row too.
+ones; the others print the sum alone. A bare `thread_time()` pair stands beside them, the A/A row,
+which is in every other row too.
 Target (docs/protocol.md): under 500 us a step and rank.
 """
 

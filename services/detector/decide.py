@@ -126,8 +126,12 @@ def evolve(state: State, recorded: Recorded) -> State:
             return _planned(state, event)
         case MigrationDecided(generation=g) if state.move and state.move.generation == g:
             return replace(state, move=replace(state.move, decided=True))
-        case MigrationAborted(generation=g) if state.move and state.move.generation == g:
-            return state if state.move.decided else replace(state, move=None)
+        case MigrationAborted(generation=g, missing=missing) if (
+            state.move and state.move.generation == g and not state.move.decided
+        ):
+            # A joiner that lives and could not be prepared is told to go.
+            idle = state.move.joiners & set(missing) & state.workers.keys()
+            return _let_go(replace(state, move=None), idle)
         case MigrationSwitched(generation=g) if state.move and state.move.generation == g:
             return _let_go(replace(state, move=None), state.move.leavers)
         case MigrationCompleted() as event:

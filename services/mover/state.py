@@ -101,8 +101,13 @@ def evolve(state: State, recorded: Recorded) -> State:
         case MigrationCompleted(generation=g) if _current(state, g):
             workers = frozenset(m.worker for m in state.members)
             return replace(state, closed=True, settled=workers)
-        case MigrationAborted(generation=g) if _current(state, g):
-            return replace(_dropped(state), closed=True)
+        case MigrationAborted(generation=g, missing=missing) if _current(state, g):
+            after = replace(_dropped(state), closed=True)
+            if after.dropped is None or after.dropped is state.dropped:
+                return after
+            # A joiner that could not be prepared is of no use; its agent starts a fresh one.
+            idle = set(missing) & {r.joiner for r in after.dropped.replacements}
+            return replace(after, released=after.released | idle)
         case JobCompleted() | JobFailed():
             return replace(state, over=True)
         case _:

@@ -196,6 +196,18 @@ def test_a_leaver_that_is_back_in_its_rank_is_missed_after_the_switch_as_well() 
     assert verdict.workers == ("w0",)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_joiner_that_could_not_be_prepared_may_go_and_one_that_died_before_is_missed(
+    dies: bool,
+) -> None:
+    move = planned("w0", "w2").model_copy(update={"kind": "planned"})
+    names = {"generation": 2, "incident": "g2", "reason": "late", "missing": ("w2",)}
+    dropped = (10.0, MigrationAborted.model_validate({**J, **names}))
+    gone = (9.5 if dies else 10.5, exited(Exit(worker="w2", code=-9 * dies), machine="m1"))
+    events = sorted((dropped, gone), key=lambda timed: timed[0])
+    assert bool(verdicts(fold((9.0, move), *events))) is dies
+
+
 @pytest.mark.parametrize(
     ("said", "missed"),
     [(("decided",), False), ((), True), (("aborted",), True), (("aborted", "decided"), True)],

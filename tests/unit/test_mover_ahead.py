@@ -293,6 +293,14 @@ def test_a_joiner_that_stays_in_its_rank_does_not_go() -> None:
     assert fold(*READY, (30.0, decided(2, 7)), (31.0, aborted(2)), (31.5, again)).released == set()
 
 
+def test_a_joiner_that_could_not_be_prepared_goes_and_nobody_else() -> None:
+    unready = aborted(2).model_copy(update={"missing": ("d",)})
+    assert fold(*GROUND, (30.0, unready)).released == {"d"}
+    dead = aborted(2).model_copy(update={"missing": ("a", "b")})
+    assert fold(*GROUND, (30.0, dead)).released == set()
+    assert fold(*READY, (29.0, decided(2, 7)), (30.0, unready)).released == set()
+
+
 ANSWERS = st.fixed_dictionaries(
     {},
     optional={

@@ -1,5 +1,6 @@
 """200 MB of state in each rank, nearly all of it frozen so that steps are short, and readings of
-the process's memory peak: over 20 plain steps, and over the steps in which a peer is replaced."""
+the process's memory peak: over 20 plain steps, over those in which a peer is replaced, and over
+those in which one moves."""
 
 import argparse
 import json
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import trainmover
 
 FROZEN, TRAINED = 48_000_000, 800
-PLAIN_FROM, PLAIN_TO, RECOVERED = 5, 25, 30
+PLAIN_FROM, PLAIN_TO, RECOVERED, MOVED = 5, 25, 30, 40
 
 
 class Peak:
@@ -26,7 +27,7 @@ class Peak:
 
     def read(self, step: int) -> None:
         """Between blocks, at the steps that count; a step that comes again is not read again."""
-        if step not in (PLAIN_FROM, PLAIN_TO, RECOVERED) or step in self._mib:
+        if step not in (PLAIN_FROM, PLAIN_TO, RECOVERED, MOVED) or step in self._mib:
             return
         status = Path("/proc/self/status").read_text()
         self._mib[step] = int(status.split("VmHWM:")[1].split()[0]) / 1024
@@ -48,7 +49,7 @@ def train(ctx: trainmover.Context) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     ctx.track(model=model, frozen=frozen, optimizer=optimizer)
     peak: Peak | None = None
-    for step in ctx.steps(RECOVERED + 2):
+    for step in ctx.steps(MOVED + 2):
         if not step.shadow:
             peak = peak or Peak(args.folder / f"peak{ctx.rank}.json")
             peak.read(step.number)
