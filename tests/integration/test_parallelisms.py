@@ -21,6 +21,7 @@ from parallelisms import BATCH, CLASSES, FEATURES, LENGTH, build, data_place, me
 from tests.integration import command
 from tests.integration.cluster import Node, cluster
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 import trainmover
 from trainmover.runtime import dtensors
@@ -69,7 +70,7 @@ def over_gloo(folder: Path) -> Results:
     """The script as torchrun starts it, but forked: torch is imported here already."""
     folder.mkdir()
     context = multiprocessing.get_context("fork")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [context.Process(target=plain_rank, args=(r, store.port, folder)) for r in range(RANKS)]
     for process in ranks:
         process.start()
