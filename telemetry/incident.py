@@ -23,7 +23,8 @@ class Incident:
     """The one under way."""
 
     start_s: float
-    kind: str
+    began_as: str
+    """Kind of the first plan."""
     plan: MigrationPlanned
     """The latest."""
     known: int
@@ -35,6 +36,12 @@ class Incident:
     leavers: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     target: int | None = None
+    verdict: str = ""
+    """Kind of the first failure, which may come after a plan to link the same workers again."""
+
+    @property
+    def kind(self) -> str:
+        return self.began_as if self.began_as == "planned" else self.verdict or self.began_as
 
     @property
     def name(self) -> str:

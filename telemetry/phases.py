@@ -184,7 +184,7 @@ def _move_planned(
     closed = Closed(PLANNER, span(plan, "plan", start_s, time_s, more))
     incident = Incident(
         start_s=start_s,
-        kind=plan.kind,
+        began_as=plan.kind,
         plan=plan,
         known=state.known,
         phase="prepare",
@@ -225,7 +225,8 @@ def _planned(state: State, plan: MigrationPlanned, time_s: float) -> tuple[State
     ranks = {r.rank for r in plan.replacements}
     incident = Incident(
         start_s=before.start_s if before else start_s,
-        kind=before.kind if before else kinds[0] if kinds else plan.kind,
+        began_as=before.began_as if before else plan.kind,
+        verdict=(before.verdict if before else "") or next(iter(kinds), ""),
         plan=plan,
         known=before.known if before else state.known,
         since_s=time_s,

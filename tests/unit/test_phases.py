@@ -226,6 +226,7 @@ def test_a_death_that_was_planned_as_a_broken_link_begins_with_the_death_all_the
         ("detect g3", 9.8, 10.0),
     ]
     assert found["exit b"].parent == "detect g3"
+    assert found[ROOT].attributes["kind"] == "crash"  # as the report has it
 
 
 def test_signs_of_an_older_generation_do_not_begin_an_incident() -> None:
