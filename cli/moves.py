@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import aclosing
 
 from trainmover.bus.job import JobBus
-from trainmover.cli import flags, reach
+from trainmover.cli import flags, reach, watch
 from trainmover.cli.options import WrongUsage
 from trainmover.cli.submission import past_of
 from trainmover.cli.view import View, view
@@ -87,12 +87,21 @@ async def _migrate(
         names, one = ", ".join(event.workers), len(event.workers) == 1
         what = "gives its rank to a standby" if one else "give their ranks to standbys"
         print(f"announced: {names} {what}", flush=True)
+        watching = asyncio.create_task(_watch(job_bus, last, set(event.workers)))
+        going = asyncio.create_task(watch.gone(bus, target))
         try:
-            async with asyncio.timeout(timeout_s):
-                return await _watch(job_bus, last, set(event.workers))
-        except TimeoutError:
-            print(f"not over after {timeout_s:g} s; `trainmover events --follow` shows the rest")
-            return NOT_MOVED
+            both = (watching, going)
+            await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                return watching.result()
+        finally:
+            watching.cancel()
+            going.cancel()
+        why = f"`trainmover run` of job {target.job} is gone"
+        if not going.done():
+            why = f"not over after {timeout_s:g} s; `trainmover events --follow` shows the rest"
+        print(why)
+        return NOT_MOVED
 
 
 def _announcement(

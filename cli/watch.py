@@ -107,7 +107,7 @@ async def _events(target: reach.Target, *, follow: bool, as_json: bool) -> int:
 async def _follow(bus: NatsBus, target: reach.Target, *, as_json: bool) -> None:
     """Until the job has ended. Raises BusUnreachable when its bus went away with its `run`."""
     following = asyncio.create_task(_to_the_end(bus, target, as_json=as_json))
-    going = asyncio.create_task(_gone(bus, target))
+    going = asyncio.create_task(gone(bus, target))
     try:
         await asyncio.wait((following, going), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait((following,), timeout=2 * AFTER_END_S)  # the end may just have come
@@ -132,7 +132,7 @@ async def _to_the_end(bus: NatsBus, target: reach.Target, *, as_json: bool) -> N
                     limit.reschedule(asyncio.get_running_loop().time() + AFTER_END_S)
 
 
-async def _gone(bus: NatsBus, target: reach.Target) -> None:
+async def gone(bus: NatsBus, target: reach.Target) -> None:
     """Blocks as long as the job's `run` lives here or its bus answers; for ever with --bus."""
     while True:
         await asyncio.sleep(LOOK_EVERY_S)

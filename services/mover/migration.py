@@ -65,17 +65,19 @@ class Migration:
     def tell_pull(self, decided: MigrationDecided) -> list[Output]:
         """DIRTYACK: only a member that acknowledged the decision clean is a donor.
 
-        A leaver that is there gives to its joiner all there is, its own state too.
+        A leaver that is there gives to its joiner all there is, its own state too; its answer is
+        waited for.
         """
         by_rank = {m.rank: m for m in self.plan.members}
         clean = {m.rank for m in self.plan.members if self.stage(m) >= Stage.RESTORED}
         giving = {m.rank: m for m in self.leavers if self.stage(m) >= Stage.RESTORED}
-        if not clean and not giving and not self.any_below(Stage.OBEYED):
+        moving = {m.rank for m in self.leavers if self.stage(m) < Stage.OBEYED}
+        if not clean and not giving and not moving and not self.any_below(Stage.OBEYED):
             reason = "no rank acknowledged the decided step clean: nothing holds a sound copy"
             return [abort(self.plan, reason, state_lost=True)]
         out: list[Output] = []
         for m in self.plan.members:
-            if self.stage(m) != Stage.OBEYED:
+            if self.stage(m) != Stage.OBEYED or m.rank in moving:
                 continue
             leaver = giving.get(m.rank)
             holders = replicas(self.spec.layout, self.shards, m.rank)

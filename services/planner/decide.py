@@ -102,28 +102,39 @@ def _recover(state: State, now_s: float) -> Iterable[Event]:
 
 
 def _move(state: State) -> Iterable[MigrationPlanned | PoolExhausted]:
-    """A planned switch of all workers that are announced and hold a rank, one at a time."""
-    assert state.submitted is not None
-    latest, announced = state.latest, dict[str, InterruptionAnnounced]()
-    for interruption in state.interruptions:
-        announced |= dict.fromkeys(interruption.workers, interruption)
-    leavers = [
-        m
-        for m in latest.members
-        if m.worker in announced and state.attempts.get(m.worker, 0) < MAX_TRIES
-    ]
-    if not leavers or not state.started or state.pending or latest.phase is not Phase.RUNNING:
+    """One planned switch, of all announced interruptions whose ranks there are standbys for.
+
+    The ranks of an interruption move as one; one that is too large waits, and others do not wait
+    for it.
+    """
+    latest = state.latest
+    if not state.started or state.pending or latest.phase is not Phase.RUNNING:
         return
     if any(m.worker in state.unfit for m in latest.members):
         return  # standbys are for those that are lost
-    chosen = replacements(state, leavers)
-    if len(chosen) < len(leavers):
-        exhausted = _exhausted(state, len(leavers))
+    moving: dict[str, Member] = {}
+    causes: list[InterruptionAnnounced] = []
+    too_many = 0
+    for interruption in state.interruptions:
+        asked = {
+            m.worker: m
+            for m in latest.members
+            if m.worker in interruption.workers and state.attempts.get(m.worker, 0) < MAX_TRIES
+        }
+        if asked and len(moving | asked) <= len(state.free):
+            moving |= asked
+            causes.append(interruption)
+        elif asked:
+            too_many += len(asked.keys() - moving.keys())
+    if too_many:
+        exhausted = _exhausted(state, len(moving) + too_many)
         if exhausted.key() not in state.exhausted:
             yield exhausted
+    if not moving:
         return
-    causes = {announced[m.worker].interruption: announced[m.worker] for m in leavers}
-    why = "; ".join(f"{c.kind}: {c.reason}".removesuffix(": ") for c in causes.values())
+    leavers = sorted(moving.values(), key=lambda m: m.rank)
+    chosen = replacements(state, leavers)
+    why = "; ".join(f"{c.kind}: {c.reason}".removesuffix(": ") for c in causes)
     moves = ", ".join(f"rank {r.rank} moves from {r.leaver} to {r.joiner}" for r in chosen)
     plan = _plan(state, chosen, f"{moves} ({why})")
     yield plan.model_copy(update={"kind": "planned", "leavers": tuple(leavers)})

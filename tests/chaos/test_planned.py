@@ -89,10 +89,10 @@ def killed_in(run: Job, victim: str, phase: str, allowed: int) -> int:
     return allowed + 6 + 3 * len(run.of("migration.prepared"))
 
 
-def test_a_move_of_each_rank_costs_no_step_and_leaves_the_others_and_their_links(
+def test_a_move_of_each_rank_and_of_all_costs_no_step_and_leaves_the_others(
     tmp_path: Path, undisturbed: Finished
 ) -> None:
-    with job(tmp_path, 2) as run:
+    with job(tmp_path, 2, standbys=2) as run:
         run.pace(3)
         stayer = None
         allowed = 3
@@ -101,13 +101,14 @@ def test_a_move_of_each_rank_costs_no_step_and_leaves_the_others_and_their_links
             stayer = run.assignment()[1 - rank]
             allowed = moved(run, (rank,), allowed)
             assert run.assignment()[1 - rank] == stayer
+        moved(run, (0, 1), allowed)
         run.pace(STEPS + 1)
         finished = run.finish()
         assert_each_decision_once(run)
     assert not run.of("step.aborted")
     assert not run.of("worker.failed")
-    assert [i["kind"] for i in finished.report["incidents"]] == ["planned", "planned"]
-    assert [i["lost_steps"] for i in finished.report["incidents"]] == [0, 0]
+    assert [i["kind"] for i in finished.report["incidents"]] == ["planned"] * 3
+    assert [i["lost_steps"] for i in finished.report["incidents"]] == [0, 0, 0]
     assert_same(finished, undisturbed)
 
 

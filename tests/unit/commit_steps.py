@@ -286,8 +286,9 @@ def _pulls(product: Product, move: Move) -> None:
     members = [x for x in assignments[generation - 1] if workers[x][ST] == "u"]
     if leaver is not None and workers[leaver][ST] == "u":
         members.append(leaver)
-        if product.positions[leaver].promised != generation:
-            return  # And stricter: a leaver that lives is asked before anybody takes its rank.
+        p = product.positions[leaver]
+        if p.promised != generation or p.phase is not Phase.READY:
+            return  # And stricter: a leaver that lives has obeyed before anybody takes its rank.
     answers = {WORKERS[x]: product.answer(x) for x in members}
     said = mover_says(mover_state(assignments, generation, target, leaver=leaver), answers)
     asked = [out.command for out in said if isinstance(out, Ask) and out.worker == WORKERS[i]]

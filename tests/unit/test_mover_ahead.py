@@ -27,9 +27,11 @@ from trainmover.schemas.base import Event
 from trainmover.schemas.commands import (
     Answer,
     Collect,
+    Decided,
     Drop,
     Freeze,
     Prepare,
+    Pull,
     Retire,
     Stage,
     StandBy,
@@ -258,6 +260,34 @@ def test_of_two_movers_that_disagree_the_first_counts() -> None:
 def test_after_the_decision_all_of_them_the_leaver_too_end_the_old_generation() -> None:
     state = fold(*READY, (30.0, decided(2, 7)))
     assert asked(says(state, {**JOINER, **frozen("a", "b", "c")}), Collect) == ALL
+
+
+@pytest.mark.parametrize("late", ["a", "b", "c", "abc"])
+def test_where_every_rank_moves_no_joiner_is_faster_than_its_leaver(late: str) -> None:
+    """Joiners have obeyed before leavers have: nothing is lost, their answers are on the way."""
+    joiners = tuple(member(rank, name) for rank, name in enumerate("xyz"))
+    move = plan(
+        2, *((i, "abc"[i], "xyz"[i]) for i in range(3)), members=joiners, reason="all go"
+    ).model_copy(update={"kind": "planned", "leavers": (A, B, C)})
+    start = (*GROUND[:-1], *((5.0, registered(w, i)) for i, w in enumerate("xyz", 4)))
+    state = fold(*start, (10.0, move), (20.0, PREPARED), (30.0, decided(2, 7)))
+    answers = {
+        w: Answer(worker=w, about=2, promised=2, stage=Stage.OBEYED, set_up=True) for w in "xyz"
+    } | {
+        w: holder(w, about=2, promised=2, stage=Stage.COLLECTED if w in late else Stage.RESTORED)
+        for w in "abc"
+    }
+    said = says(state, answers)
+    assert {o.worker for o in said if isinstance(o, Ask) and isinstance(o.command, Decided)} == {
+        *late
+    }
+    pulls = {
+        o.worker: o.command.donor.worker
+        for o in said
+        if isinstance(o, Ask) and isinstance(o.command, Pull)
+    }
+    assert pulls == {"xyz"["abc".index(w)]: w for w in "abc" if w not in late}
+    assert all(isinstance(o, Ask) for o in said)
 
 
 def test_a_leaver_that_dies_after_the_decision_is_not_waited_for() -> None:

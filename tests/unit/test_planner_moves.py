@@ -127,6 +127,17 @@ def test_standbys_are_for_the_lost_first() -> None:
     assert outputs(told) == ()
 
 
+def test_a_move_that_is_too_large_waits_and_others_do_not_wait_for_it() -> None:
+    both = (9.0, announced("b", "c", name="both"))
+    (said,) = outputs(moves(both, standbys="d"))
+    assert isinstance(said, PoolExhausted)
+    assert (said.needed, said.free) == (2, 1)
+    exhausted, planned = outputs(moves(both, (9.1, announced("a", name="one")), standbys="d"))
+    assert isinstance(exhausted, PoolExhausted)
+    assert isinstance(planned, MigrationPlanned)
+    assert [(r.rank, r.leaver, r.joiner) for r in planned.replacements] == [(0, "a", "d")]
+
+
 # ---- before it is decided
 
 
