@@ -24,10 +24,9 @@ from trainmover.schemas.events import (
     MigrationSwitched,
     PoolExhausted,
 )
+from trainmover.services.planner.decide import MAX_TRIES
 
 MOVED, NOT_MOVED = 0, 1
-MAX_TRIES = 3
-"""As many as the planner makes."""
 TIMEOUT_S = 900.0
 TOLD = (
     MigrationPlanned,

@@ -30,6 +30,8 @@ class View:
     """Live worker -> machine."""
     warm: frozenset[str]
     """Live workers without a rank that are warmed up."""
+    former: frozenset[str]
+    """Workers that held a rank in an older assignment: no standbys, they are about to end."""
     end: JobCompleted | JobFailed | None
     stalled: JobStalled | None
     """Unless a newer plan or the end resolved it."""
@@ -88,6 +90,7 @@ def view(records: Sequence[Recorded]) -> View:
         members=tuple(sorted(members, key=lambda member: member.rank)),
         machines=machines,
         warm=frozenset(warm),
+        former=frozenset(m.worker for plan in plans for m in plan.members) - holders,
         end=ends[0] if ends else None,
         stalled=stalls[-1] if stalls and not ends else None,
     )
@@ -106,7 +109,7 @@ def in_lines(view: View) -> list[str]:
         here = "" if member.worker in view.machines else "  (gone)"
         lines.append(f"  rank {member.rank:<4} {member.worker} on {member.machine}{here}")
     holders = {member.worker for member in view.members}
-    spare = sorted(view.machines.keys() - holders)
+    spare = sorted(view.machines.keys() - holders - view.former)
     states = (f"{w} ({'warm' if w in view.warm else 'warming up'})" for w in spare)
     lines.append(f"  standbys  {', '.join(states) or 'none'}")
     if view.stalled is not None:

@@ -31,6 +31,9 @@ from trainmover.schemas.events import (
     WorkerSuspected,
 )
 
+_SHOWN = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+"""Texts come from user code and from whoever announces something."""
+
 
 def code_in_words(code: int) -> str:
     """`exit code 1`, `killed by SIGKILL`."""
@@ -43,8 +46,9 @@ def code_in_words(code: int) -> str:
 
 
 def in_words(event: Event) -> str:
-    """One line, without time and subject."""
-    return _about_job(event) or _about_worker(event) or _about_migration(event) or _fields(event)
+    """One line, without time and subject; what would steer a terminal is shown as an escape."""
+    words = _about_job(event) or _about_worker(event) or _about_migration(event) or _fields(event)
+    return words.translate(_SHOWN)
 
 
 def _about_job(event: Event) -> str:

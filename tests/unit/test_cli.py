@@ -16,10 +16,11 @@ from trainmover.cli.main import parser
 from trainmover.cli.options import RunOptions, WrongUsage, as_name, read, secret_in_hex, warnings
 from trainmover.cli.submission import Past, Refused, admitted
 from trainmover.cli.view import in_lines, view
-from trainmover.cli.words import code_in_words
+from trainmover.cli.words import code_in_words, in_words
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     Exit,
+    InterruptionAnnounced,
     JobCompleted,
     JobSubmitted,
     LayoutAssigned,
@@ -222,6 +223,14 @@ def test_signals_are_named() -> None:
     assert code_in_words(1) == "exit code 1"
 
 
+def test_what_would_steer_a_terminal_is_shown() -> None:
+    text = "red \x1b[31m\rback\x9bx, two\nlines"
+    event = InterruptionAnnounced(
+        job="j", run="r1", interruption="m", kind="rebalance", workers=("w",), reason=text
+    )
+    assert in_words(event) == "rebalance of w: red \\x1b[31m\\x0dback\\x9bx, two\nlines"
+
+
 # ---- session
 
 
@@ -396,6 +405,7 @@ def test_a_planned_switch_is_in_force_once_it_is_decided_and_not_if_it_was_dropp
     )
     base = (
         submitted(),
+        *(started("m1", n) for n in range(4)),
         LayoutAssigned(job="j", run="r1", members=(member(0, "m1-w0"), member(1, "m1-w1"))),
         move,
     )
@@ -409,6 +419,8 @@ def test_a_planned_switch_is_in_force_once_it_is_decided_and_not_if_it_was_dropp
     assert holder() == holder(aborted) == (1, "m1-w1")
     assert holder(decided) == holder(decided, aborted) == (2, "m1-w2")
     assert holder(aborted, decided) == (1, "m1-w1")  # of a doubled mover
+    now = view([Recorded(i, 0.0, e) for i, e in enumerate((*base, decided), start=1)])
+    assert "  standbys  m1-w3 (warming up)" in in_lines(now)  # and not the leaver, which ends
 
 
 @pytest.mark.parametrize(
