@@ -98,7 +98,7 @@ def connect(rank: int, size: int, folder: Path) -> tuple[dict[str, Any], Callabl
     from trainmover.runtime.fence import Fence
     from trainmover.runtime.groups import LinkGroup
     from trainmover.runtime.mesh import Mesh
-    from trainmover.runtime.topology import ring_edges
+    from trainmover.runtime.topology import Assignment, ring_edges
 
     limit = timedelta(seconds=START_S)
     store = dist.FileStore(str(folder / "store"), size)
@@ -112,7 +112,7 @@ def connect(rank: int, size: int, folder: Path) -> tuple[dict[str, Any], Callabl
         mesh = Mesh(endpoint, fence, share_memory=True)
         mesh.register(system, ring_edges(range(size)))
         some = {w: tuple(a for a in each if a.startswith(scheme)) for w, each in addresses.items()}
-        mesh.switch(1, rank, workers, some, range(size), START_S)
+        mesh.switch(Assignment(1, rank, workers, some, range(size)), START_S)
 
         def broken(*facts: object) -> None:
             raise SystemExit(f"collectives: a link broke: {facts}")

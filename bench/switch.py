@@ -49,7 +49,7 @@ from trainmover.runtime.engine import LinkEngine, Wiring
 from trainmover.runtime.fence import Fence
 from trainmover.runtime.groups import LinkGroup
 from trainmover.runtime.mesh import Mesh
-from trainmover.runtime.topology import Edge, control_edges, peers, ring_edges
+from trainmover.runtime.topology import Assignment, Edge, control_edges, peers, ring_edges
 
 SIZES = (4, 8, 16, 32)
 SYSTEMS = ("ours", "gloo")
@@ -140,7 +140,8 @@ class Process:
         if self._mesh is None:
             self._mesh = self._joined(rank, len(workers))
         self._fence.revoke(self._fence.generation, "a rank is replaced")
-        self._mesh.switch(generation, rank, workers, addresses, joiners, LIMIT_S)
+        plan = Assignment(generation, rank, workers, addresses, joiners)
+        self._mesh.switch(plan, LIMIT_S)
         self._fence.open(generation)
         return self._told(cpu, [LinkGroup(engine) for engine in self._engines])
 

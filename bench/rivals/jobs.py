@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from children import Child, Supervised
 from environment import rivals_python, variables
@@ -53,42 +53,46 @@ class Job(Protocol):
 
 
 class Migrated:
-    """`trainmover run` with one standby."""
+    """`trainmover run` with one standby, or more."""
 
-    def __init__(self, folder: Path, *script: str) -> None:
+    def __init__(self, folder: Path, *script: str, standbys: int = 1) -> None:
         name = f"--job=bench-{os.getpid()}-{folder.name}"
         command = [sys.executable, "-m", "trainmover.cli.main"]
-        run = [*command, "run", f"--nproc-per-node={RANKS}", "--standbys=1", name]
+        run = [*command, "run", f"--nproc-per-node={RANKS}", f"--standbys={standbys}", name]
         kept = [f"--report={folder / 'report.json'}", f"--log-dir={folder / 'logs'}"]
         training = [HERE / "migrated.py", f"--ledger={folder / 'ledger'}", *script]
         self.run = Child([*run, *kept, *training], variables(), folder / "run.log")
+        self.migrate = [*command, "migrate", name]
+        """The command that moves a rank, but for the rank."""
         self.follow = [*command, "events", "--follow", "--json", name]
         self.seen = folder / "events.jsonl"
         self.tail = Tail(self.seen)
         self.watch: Child | None = None
-        self.events: list[tuple[float, str]] = []
-        """(when the bus stored it, seconds since 1970; type)"""
+        self.events: list[dict[str, Any]] = []
+        """As the command prints them; `time_s` is when the bus stored it, in seconds since 1970."""
 
     def ready(self, kills: int, lines: Sequence[Line]) -> bool:
         if self.watch is None:  # steps are done, so the job can be found
             self.watch = Child(self.follow, variables(), self.seen)
-        for text in self.tail.new():
-            event = json.loads(text)
-            self.events.append((event["time_s"], event["type"]))
-        return sum(what == "standby.warmed" for _, what in self.events) > kills
+        self.events += [json.loads(text) for text in self.tail.new()]
+        return len(self.of("standby.warmed")) > kills
 
     def ended(self) -> str:
         return self.run.ended() or (self.watch.ended() if self.watch else "")
 
     def moments(self, kill: Kill, lines: Sequence[Line]) -> dict[str, float]:
         found: dict[str, float] = {}
-        for time_s, what in self.events:
-            if time_s > kill.at_s and what in PHASES:
-                found[PHASES[what]] = time_s  # of several plans the last
+        for event in self.events:
+            if event["time_s"] > kill.at_s and event["type"] in PHASES:
+                found[PHASES[event["type"]]] = event["time_s"]  # of several plans the last
         return found
 
     def own_deaths(self, kills: int) -> int:
-        return sum(what == "worker.failed" for _, what in self.events) - kills
+        return len(self.of("worker.failed")) - kills
+
+    def of(self, what: str) -> list[dict[str, Any]]:
+        """The events of a type, so far."""
+        return [event for event in self.events if event["type"] == what]
 
     def stop(self) -> None:
         self.run.stop()

@@ -1,14 +1,15 @@
 """What the ranks of every compared system write into one file, and what is read from it.
 
-A line is `time rank pid what step strength`: time in seconds since 1970 (one machine, one clock),
-strength the number of ranks whose gradients were in the update. Lines are appended in one write.
+A line is `time rank pid what step strength cpu`: time in seconds since 1970 (one machine, one
+clock), strength the number of ranks whose gradients were in the update, cpu the seconds of CPU that
+the process has used. Lines are appended in one write.
 """
 
 import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ class Line:
     what: str
     step: int = 0
     strength: int = 0
+    cpu_s: float = 0.0
 
 
 class Ledger:
@@ -36,7 +38,8 @@ class Ledger:
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, what: str, rank: int, step: int = 0, strength: int = 0) -> None:
-        line = f"{time.time():.6f} {rank} {os.getpid()} {what} {step} {strength}\n"
+        cpu_s = time.process_time()
+        line = f"{time.time():.6f} {rank} {os.getpid()} {what} {step} {strength} {cpu_s:.6f}\n"
         os.write(self.file, line.encode())
 
 
@@ -58,8 +61,8 @@ class Tail:
 
 
 def parse(text: str) -> Line:
-    time_s, rank, pid, what, step, strength = text.split()
-    return Line(float(time_s), int(rank), int(pid), what, int(step), int(strength))
+    time_s, rank, pid, what, step, strength, cpu_s = text.split()
+    return Line(float(time_s), int(rank), int(pid), what, int(step), int(strength), float(cpu_s))
 
 
 def full_steps(lines: Iterable[Line]) -> list[tuple[int, float]]:
@@ -79,6 +82,16 @@ def recovered_s(lines: Iterable[Line], killed: int, at_s: float) -> float | None
     """When the first full step after the kill of process `killed` was committed, if one was."""
     after = full_steps(x for x in lines if x.time_s > at_s and x.pid != killed)
     return after[0][1] if after else None
+
+
+def pause(lines: Sequence[Line], joined: Collection[int]) -> tuple[float, float] | None:
+    """When the last full step without the processes `joined` was committed, and the first with
+    them; None as long as there is none."""
+    first = min((x.step for x in lines if x.what == COMMIT and x.pid in joined), default=None)
+    times = dict(full_steps(lines))
+    if first is None or first not in times or first - 1 not in times:
+        return None
+    return times[first - 1], times[first]
 
 
 def reduced_s(lines: Iterable[Line], at_s: float) -> float | None:

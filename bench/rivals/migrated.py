@@ -5,6 +5,7 @@ import argparse
 import training
 from ledger import COMMIT, RANKS, Ledger
 from torch.nn.parallel import DistributedDataParallel
+from vocabulary import vocabulary
 
 import trainmover
 
@@ -14,20 +15,26 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ledger", required=True)
     parser.add_argument("--rebindable", action="store_true")
     parser.add_argument("--loader-workers", type=int, default=0)
-    parser.add_argument("--expensive", action="store_true", help="a set-up that takes a second")
+    parser.add_argument(
+        "--expensive", action="count", default=0, help="a set-up that takes a second; or more"
+    )
+    parser.add_argument("--state-mb", type=int, default=0, help="more state, which is not trained")
+    parser.add_argument("--batch", type=int, default=training.BATCH)
     return parser.parse_args()
 
 
 def train(ctx: trainmover.Context) -> None:
     args = parse()
     ledger = Ledger(args.ledger)
-    if args.expensive:
-        training.vocabulary()
+    for _ in range(args.expensive):
+        vocabulary()
     model = DistributedDataParallel(training.model(), process_group=ctx.group("dp"))
     optimizer = training.optimizer(model)
     samples = training.dataset()
-    data = ctx.batches(lambda: training.loader(samples, ctx.coordinate("dp"), args.loader_workers))
-    ctx.track(model=model, optimizer=optimizer)
+    data = ctx.batches(
+        lambda: training.loader(samples, ctx.coordinate("dp"), args.loader_workers, args.batch)
+    )
+    ctx.track(model=model, optimizer=optimizer, frozen=training.frozen(args.state_mb))
     for step in ctx.steps(training.ENDLESS):
         with step:
             training.loss(model, next(data)).backward()

@@ -1,10 +1,6 @@
 """The training that every compared system does: about 1.3 million parameters, DDP and AdamW."""
 
-import re
-import sysconfig
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from ledger import RANKS
@@ -28,14 +24,22 @@ def optimizer(of: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(of.parameters(), lr=1e-3)
 
 
+def frozen(megabytes: int) -> nn.Module:
+    """State that moves with the rank and is not trained, in tensors of 1 MB."""
+    weights = (torch.full((250_000,), float(number)) for number in range(megabytes))
+    return nn.ParameterList(nn.Parameter(weight, requires_grad=False) for weight in weights)
+
+
 def dataset() -> TensorDataset:
     inputs = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(2))
     return TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
 
 
-def loader(samples: TensorDataset, rank: int, workers: int = 0) -> DataLoader[tuple[Tensor, ...]]:
+def loader(
+    samples: TensorDataset, rank: int, workers: int = 0, batch: int = BATCH
+) -> DataLoader[tuple[Tensor, ...]]:
     sampler = DistributedSampler(samples, RANKS, rank % RANKS)  # a spare trains along
-    return DataLoader(samples, BATCH, sampler=sampler, drop_last=True, num_workers=workers)
+    return DataLoader(samples, batch, sampler=sampler, drop_last=True, num_workers=workers)
 
 
 def batches(rank: int) -> Iterator[tuple[Tensor, ...]]:
@@ -47,11 +51,3 @@ def batches(rank: int) -> Iterator[tuple[Tensor, ...]]:
 def loss(of: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     x, y = batch
     return nn.functional.mse_loss(of(x), y)
-
-
-def vocabulary() -> int:
-    """An expensive set-up, about a second: counts the words of Python's standard library."""
-    words: Counter[str] = Counter()
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        words.update(re.findall(r"\w+", path.read_text(errors="replace")))
-    return len(words)

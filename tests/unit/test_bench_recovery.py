@@ -92,12 +92,12 @@ def test_half_a_line_waits_for_its_rest(ledger: ModuleType, tmp_path: Path) -> N
     path = tmp_path / "ledger"
     tail = ledger.Tail(path)
     with path.open("a") as file:
-        file.write("10.5 2 77 commit 3 4\n11.5 2 ")
+        file.write("10.5 2 77 commit 3 4 0.25\n11.5 2 ")
         file.flush()
         assert [ledger.parse(text) for text in tail.new()] == [
-            ledger.Line(10.5, 2, 77, "commit", 3, 4)
+            ledger.Line(10.5, 2, 77, "commit", 3, 4, 0.25)
         ]
-        file.write("77 commit 4 4\n")
+        file.write("77 commit 4 4 0.5\n")
     assert [ledger.parse(text).step for text in tail.new()] == [4]
 
 
