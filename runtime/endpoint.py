@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from trainmover.runtime import shm, wire
+from trainmover.runtime import handshake, wire
+from trainmover.runtime.fence import Cancellation
+from trainmover.runtime.handshake import Handshake
 from trainmover.runtime.link import close_in_children
 from trainmover.runtime.shm import Memory
 
-_HANDSHAKE_S = 5.0
 _HANDSHAKES = 64  # at the same time; more are turned away, so that strangers cost us little
 _PENDING = 4096  # authenticated connections that nobody has asked for yet; the oldest go first
 _UNIX_BUFFER_BYTES = 1024 * 1024  # the default takes no whole frame: a third more CPU at 16 MiB
@@ -91,29 +91,40 @@ class Endpoint:
         deadline_s: float,
         *,
         share_memory: bool = False,
+        cancellation: Cancellation | None = None,
     ) -> Connection:
         """Connect to worker `peer`, by Unix socket where its path exists, else by TCP.
 
         With `share_memory` a connection by Unix socket brings memory that both ends map.
 
-        Blocks for `deadline_s` seconds at most (per address tried). Raises ConnectionError with
-        the reason of each address, wire.Refused when the peer turns us away.
+        Blocks for `deadline_s` seconds at most, and until `cancellation` cancels `generation`, of
+        which only the training thread may wait. Raises ConnectionError with the reason of each
+        address, wire.Refused when the peer turns us away, Revoked when it is cancelled.
         """
-        deadline = time.monotonic() + min(deadline_s, _HANDSHAKE_S)
+        deadline = time.monotonic() + min(deadline_s, handshake.LIMIT_S)
+        hello = wire.Hello(
+            job=self.job,
+            worker=self.worker,
+            generation=generation,
+            channel=channel,
+            nonce=secrets.token_hex(16),
+        )
         failures = []
         for address in sorted(addresses, reverse=True):  # unix before tcp
             try:
-                sock = _connect(address, deadline)
+                sock, where = _socket_for(address)
             except OSError as error:
                 failures.append(f"{address}: {error}")
                 continue
             try:
-                memory = self._introduce(sock, peer, channel, generation, deadline, share_memory)
+                talk = Handshake(sock, deadline, generation, cancellation)
+                talk.connect(where)
+                memory = talk.introduce(hello, peer, self._secret, share_memory=share_memory)
                 return _ready(Connection(sock, peer, channel, generation, memory))
             except (OSError, wire.WireError) as error:
                 sock.close()
                 failures.append(f"{address}: {error}")
-            except wire.Refused:
+            except BaseException:
                 sock.close()
                 raise
         raise ConnectionError(
@@ -163,7 +174,7 @@ class Endpoint:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
             listener.close()
         for thread in self._threads:
-            thread.join(timeout=_HANDSHAKE_S)
+            thread.join(timeout=handshake.LIMIT_S)
         self._path.unlink(missing_ok=True)
         with self._arrived:
             for connection in self._pending.values():
@@ -188,7 +199,11 @@ class Endpoint:
 
     def _admit(self, sock: socket.socket) -> None:
         try:
-            connection = self._authenticate(sock, time.monotonic() + _HANDSHAKE_S)
+            talk = Handshake(sock, time.monotonic() + handshake.LIMIT_S)
+            hello, memory = talk.authenticate(self.job, self.worker, self._secret)
+            connection = _ready(
+                Connection(sock, hello.worker, hello.channel, hello.generation, memory)
+            )
         except (OSError, wire.WireError, wire.Refused):
             sock.close()
             return
@@ -212,69 +227,6 @@ class Endpoint:
         for each in unwanted:
             if each is not None:
                 each.close()
-
-    def _introduce(
-        self,
-        sock: socket.socket,
-        peer: str,
-        channel: str,
-        generation: int,
-        deadline: float,
-        share_memory: bool,
-    ) -> Memory | None:
-        hello = wire.Hello(
-            job=self.job,
-            worker=self.worker,
-            generation=generation,
-            channel=channel,
-            nonce=secrets.token_hex(16),
-        )
-        _send(sock, wire.encode_greeting(hello), deadline)
-        welcome = _receive(sock, wire.Welcome, deadline)
-        if welcome.worker != peer:
-            _refuse(sock, f"expected worker {peer} at this address, got {welcome.worker}", deadline)
-        if not wire.proven(
-            self._secret, "acceptor", hello, welcome.worker, welcome.nonce, welcome.proof
-        ):
-            _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
-        proof = wire.proof(self._secret, "dialer", hello, welcome.worker, welcome.nonce)
-        memory = None
-        if share_memory and sock.family == socket.AF_UNIX:
-            fd = shm.create()
-            sock.settimeout(_left_s(deadline))
-            try:
-                socket.send_fds(sock, [wire.encode_greeting(wire.Answer(proof=proof))], [fd])
-            except OSError:
-                os.close(fd)
-                raise
-            memory = Memory(fd, dialer=True)
-        else:
-            _send(sock, wire.encode_greeting(wire.Answer(proof=proof)), deadline)
-        _receive(sock, wire.Verdict, deadline)
-        return memory
-
-    def _authenticate(self, sock: socket.socket, deadline: float) -> Connection:
-        try:
-            hello = _receive(sock, wire.Hello, deadline)
-        except wire.WireError as error:
-            _refuse(sock, str(error), deadline)
-        if hello.job != self.job:
-            _refuse(sock, f"expected job {self.job}, got {hello.job}", deadline)
-        nonce = secrets.token_hex(16)
-        proof = wire.proof(self._secret, "acceptor", hello, self.worker, nonce)
-        welcome = wire.Welcome(worker=self.worker, nonce=nonce, proof=proof)
-        _send(sock, wire.encode_greeting(welcome), deadline)
-        fds: list[int] = []
-        try:
-            given = _receive(sock, wire.Answer, deadline, fds).proof
-            if not wire.proven(self._secret, "dialer", hello, self.worker, nonce, given):
-                _refuse(sock, "expected a proof of the job's secret, got another: set it", deadline)
-            memory = Memory(fds.pop(), dialer=False) if fds else None
-        finally:
-            for fd in fds:
-                os.close(fd)
-        _send(sock, wire.encode_greeting(wire.Verdict(accepted=True)), deadline)
-        return _ready(Connection(sock, hello.worker, hello.channel, hello.generation, memory))
 
 
 def _listen_unix(path: Path) -> socket.socket:
@@ -304,23 +256,20 @@ def _listen_tcp(host: str, port_range: tuple[int, int] | None) -> socket.socket:
     raise OSError(f"expected a free port in {first}-{last} on {host}, got: {reason}")
 
 
-def _connect(address: str, deadline: float) -> socket.socket:
+def _socket_for(address: str) -> tuple[socket.socket, str | tuple[object, ...]]:
+    """A socket, and what it is to be connected to."""
     scheme, _, place = address.partition(":")
     if scheme == "unix":
         if not os.path.exists(place):
             raise FileNotFoundError("the peer is on another machine, or gone")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(_left_s(deadline))
-            sock.connect(place)
-        except OSError:
-            sock.close()
-            raise
-    else:
-        host, _, port = place.rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=_left_s(deadline))
+        close_in_children(sock)
+        return sock, place
+    host, _, port = place.rpartition(":")
+    ((*_, where), *_) = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     close_in_children(sock)
-    return sock
+    return sock, where
 
 
 def _ready(connection: Connection) -> Connection:
@@ -330,48 +279,3 @@ def _ready(connection: Connection) -> Connection:
     else:
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
-
-
-def _refuse(sock: socket.socket, reason: str, deadline: float) -> NoReturn:
-    _send(sock, wire.encode_refusal(reason), deadline)
-    raise wire.Refused(reason)
-
-
-def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
-    sock.settimeout(_left_s(deadline))
-    sock.sendall(data)
-
-
-def _receive(
-    sock: socket.socket,
-    expected: type[wire.MessageT],
-    deadline: float,
-    fds: list[int] | None = None,
-) -> wire.MessageT:
-    """A greeting; descriptors that come with it are appended to `fds`, if that is given."""
-    length = wire.greeting_length(_exactly(sock, wire.PRELUDE_BYTES, deadline, fds))
-    return wire.decode_greeting(_exactly(sock, length, deadline), expected)
-
-
-def _exactly(
-    sock: socket.socket, size: int, deadline: float, fds: list[int] | None = None
-) -> bytes:
-    data = b""
-    while len(data) < size:
-        sock.settimeout(_left_s(deadline))
-        if fds is not None and sock.family == socket.AF_UNIX:
-            piece, came, _, _ = socket.recv_fds(sock, size - len(data), 1)
-            fds += came
-        else:
-            piece = sock.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("the other side closed the connection within the handshake")
-        data += piece
-    return data
-
-
-def _left_s(deadline: float) -> float:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError(f"expected a handshake within {_HANDSHAKE_S} s")
-    return left_s

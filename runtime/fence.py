@@ -1,12 +1,52 @@
-"""The one switch that ends a generation for every link of the process."""
+"""The one switch that ends a generation for every link of the process, and what keeps a worker
+from working towards one that a newer plan has overtaken."""
 
 import os
+import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 
 class Revoked(Exception):
     """The generation of this operation has ended; nothing of it may be sent or written."""
+
+
+class Cancellation:
+    """Cuts short what the training thread does towards a generation: `cancel` from any thread."""
+
+    def __init__(self) -> None:
+        self._below, self._cause = 0, ""
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+
+    def cancel(self, below: int, cause: str) -> None:
+        """No generation lower than `below` is reached here any more. Never blocks."""
+        with self._lock:
+            if below > self._below:
+                self._below, self._cause = below, cause
+                os.eventfd_write(self._wake_fd, 1)
+
+    def check(self, generation: int) -> None:
+        """Raise `Revoked` when `generation` was cancelled. Never blocks."""
+        if generation < self._below:
+            raise Revoked(f"generation {generation} is given up: {self._cause}")
+
+    def poll(self, generation: int, poller: select.poll, timeout_s: float) -> list[tuple[int, int]]:
+        """`poller.poll`, for one wait towards `generation`; raises `Revoked` when it is cancelled.
+
+        Only the training thread may wait: of two waiters one could miss the cancellation.
+        """
+        poller.register(self._wake_fd, select.POLLIN)
+        ready = poller.poll(timeout_s * 1000)
+        with suppress(BlockingIOError):  # what it says counts, and may be of an earlier wait
+            os.eventfd_read(self._wake_fd)
+        self.check(generation)
+        return ready
+
+    def close(self) -> None:
+        """Release the descriptor; it must not be used afterwards."""
+        os.close(self._wake_fd)
 
 
 class Fence:
@@ -17,7 +57,11 @@ class Fence:
     it; `revoke` takes each of them once, so when it returns no such copy is under way. Thread safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cancellation: Cancellation | None = None) -> None:
+        """`cancellation`: of what leads to the next generation; fences that share one do not close
+        it."""
+        self.cancellation = cancellation or Cancellation()
+        self._shares = cancellation is not None
         self.generation = 0
         self.revoked = True
         self.cause = "the first generation is not open yet"
@@ -38,9 +82,11 @@ class Fence:
     def open(self, generation: int) -> None:
         """Let `generation` communicate; opening it twice changes nothing.
 
-        Raises ValueError for a generation that is older, or was revoked before.
+        Raises ValueError for a generation that is older, or was revoked before, and `Revoked` for
+        one that was cancelled.
         """
         with self._lock:
+            self.cancellation.check(generation)
             if generation == self.generation and not self.revoked:
                 return
             if generation <= self.generation:
@@ -69,6 +115,12 @@ class Fence:
                 watcher()
         return True
 
+    def end(self, below: int, cause: str) -> None:
+        """Revoke what runs, if it is lower than `below`; blocks as `revoke` does."""
+        with self._lock:
+            if self.generation < below:
+                self.revoke(self.generation, cause)
+
     def shield(self, lock: threading.Lock) -> None:
         """Have `revoke` take `lock` once before it returns."""
         with self._lock:
@@ -90,5 +142,7 @@ class Fence:
             self._watchers.remove(watcher)
 
     def close(self) -> None:
-        """Release the wake descriptor; the fence must not be used afterwards."""
+        """Release the descriptors; the fence must not be used afterwards."""
         os.close(self.wake_fd)
+        if not self._shares:
+            self.cancellation.close()

@@ -10,6 +10,24 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
+class Assignment:
+    """Who holds which rank in a generation, as the holder of `rank` has it."""
+
+    generation: int
+    rank: int
+    workers: Mapping[int, str]
+    """Rank -> worker."""
+    addresses: Mapping[str, tuple[str, ...]]
+    """Worker -> where it listens."""
+    joiners: Collection[int] = ()
+    """Ranks whose worker is new in it, all of them in generation 1; the same at every member."""
+
+    def dials(self, peer: int) -> bool:
+        """Whether this rank dials `peer`, and not the other way round."""
+        return dialer(self.rank, peer, self.joiners) == self.rank
+
+
+@dataclass(frozen=True)
 class Delta:
     """What one rank does with its links in a switchover; each sorted."""
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainmover.runtime import commit
+from trainmover.runtime.admission import Admission
 from trainmover.runtime.ballot import Ballot
 from trainmover.runtime.commit import Phase
+from trainmover.runtime.engine import LinkEngine, Wiring
 from trainmover.runtime.links import Links
 from trainmover.runtime.seat import Role, Seat
+from trainmover.runtime.topology import ring_edges
 from trainmover.runtime.vote import Vote
 from trainmover.schemas.commands import Collect, Switch
 from trainmover.schemas.environment import WorkerEnvironment
@@ -116,6 +119,16 @@ class Rank:
         return self.seat.wait(lambda: self.phase is phase, WITHIN_S)
 
 
+def engine_of(rank: Rank, size: int) -> LinkEngine:
+    """Of the group of all ranks, its ring open. Every rank asks at once, and closes it."""
+    data, fence = rank.links.data, rank.links.data_fence
+    rank.links.open_data(1)
+    data.register("world", ring_edges(range(size)))
+    data.connect("world", WITHIN_S)
+    wiring = Wiring(data, fence, Admission(), lambda issued: None, lambda *facts: None)
+    return LinkEngine(wiring, "world", range(size), rank.rank)
+
+
 @dataclass
 class World:
     ranks: list[Rank]
@@ -171,3 +184,4 @@ def world(folder: Path, size: int) -> Iterator[World]:
         each.close()
         each.data_fence.close()
         each.control_fence.close()
+        each.cancellation.close()

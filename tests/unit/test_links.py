@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.linked_ranks import WITHIN_S, Rank, World, assignment, environment, switch, world
@@ -31,7 +32,7 @@ def test_a_broken_data_link_is_seen_at_both_ends_and_votes_go_on(two: World) -> 
     two.ranks[0].links.cut_one()
     for rank in two.ranks:
         with pytest.raises(LinkBroken):
-            rank.links.data.link(RING, 1 - rank.rank).header(1)
+            rank.links.data.link(RING, 1 - rank.rank).header()
         rank.links.data_fence.revoke(1, "the link broke")
     assert not any(total.failed for total in two.all(Rank.voted))
 
@@ -74,7 +75,7 @@ def test_a_new_role_starts_without_the_links_and_channels_of_the_last(two: World
     assert list(links.control.channels) == ["control"]
     assert links.control.links("control") == {}
     with pytest.raises(LinkBroken, match="the peer closed"):
-        two.ranks[1].links.data.link(RING, 0).header(1)
+        two.ranks[1].links.data.link(RING, 0).header()
 
 
 def test_a_switch_to_a_peer_that_is_gone_says_whom_it_could_not_reach(tmp_path: Path) -> None:
@@ -133,6 +134,7 @@ def joiner(two: World, tmp_path: Path) -> Iterator[Joiner]:
     made.links.close()
     made.links.data_fence.close()
     made.links.control_fence.close()
+    made.links.cancellation.close()
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def dialed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
         channel: str,
         generation: int,
         *rest: float,
-        **more: bool,
+        **more: Any,
     ) -> Connection:
         made.append((worker, channel, generation))
         return dial(self, addresses, worker, channel, generation, *rest, **more)
