@@ -5,9 +5,10 @@ Losing an agent is losing its machine: its workers die with it.
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 
 import structlog
 
@@ -18,16 +19,16 @@ from trainmover.agent.output import Output, Show, label, show_plain
 from trainmover.agent.roster import Place, Roster
 from trainmover.agent.settings import Settings
 from trainmover.agent.speech import Speech
+from trainmover.agent.tenure import RETIRE_WITHIN_S, Tenure
 from trainmover.agent.workers import WarmFailed, Workers
 from trainmover.bus.job import JobBus
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     Exit,
     FaultInjected,
+    InterruptionAnnounced,
     JobCompleted,
     JobFailed,
-    MigrationPlanned,
-    MigrationSwitched,
     RankReady,
     StandbyWarmed,
     UserError,
@@ -39,12 +40,13 @@ from trainmover.telemetry.stream import StreamTracer
 
 EXITS_WITHIN_S = 0.01
 """Exits this close together have one cause and make one event."""
-LEAVER_LINGERS_S = 0.5
-"""A replaced worker is killed after this: it may be stopped or hung (commit.md, RESET)."""
-RETIRE_WITHIN_S = 5.0
-"""After the end of the job the mover retires workers; then they are told, then made, to go. Who
-gave its rank away is killed after that time."""
 TERMINATE_WITHIN_S = 2.0
+ANNOUNCE_S = 1.0
+"""An agent whose workers hold no rank has nothing to wait for but that this is known."""
+END_WITHIN_S = 3.0
+"""What of the grace after SIGTERM is kept for the end of the workers."""
+TERMINATED = 143
+"""Exit code of a job that is told to go, as a shell has it for SIGTERM."""
 MAX_WARM_DEATHS = 3
 VERDICT_WITHIN_S = 3.0
 """After the last worker ended for good, the services say why the job failed; or the agent does."""
@@ -79,14 +81,18 @@ class Agent:
         self._outputs: dict[str, Output] = {}
         self._shown: set[int] = set()
         self._exits: list[Exit] = []
-        self._giving: dict[int, tuple[str, ...]] = {}
-        """Planned generation -> who gives its rank away when that is switched to."""
+        self._reports: asyncio.Task[None] | None = None
+        """What tells of the last exits."""
+        self._tenure = Tenure(settings.machine)
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._end: JobCompleted | JobFailed | None = None
         self._failure: str = ""
+        self._tasks: asyncio.TaskGroup | None = None
+        self._told_at: float | None = None
+        """When it was told that its machine goes, monotonic seconds."""
 
     # ---- what the rest of the process asks
 
@@ -122,6 +128,17 @@ class Agent:
         """End the workers and return from `run`: at a signal, before the job is over."""
         self._over.set()
 
+    def leave(self) -> None:
+        """The machine is to go: have its ranks moved, then end the workers and return from `run`.
+
+        Ends with the job, when its workers hold no rank, or when the grace is over.
+        """
+        self._told_at = time.monotonic()
+        if self._tasks is None:
+            self.stop()
+        else:
+            self._spawn(self._leave())
+
     def tail(self) -> tuple[str, ...]:
         """The last lines of every worker's output."""
         return tuple(line for output in self._outputs.values() for line in output.tail)
@@ -140,7 +157,11 @@ class Agent:
     async def on_fact(
         self, worker: str, event: Event, time_s: float, stored: Callable[[], None]
     ) -> None:
-        if isinstance(event, RankReady | StandbyWarmed) and worker in self._roster.places:
+        if isinstance(event, InterruptionAnnounced) and self._over.is_set():
+            self._workers.signal(worker, signal.SIGTERM)  # it takes the first for notice
+            return
+        warm = isinstance(event, StandbyWarmed) and event.resident
+        if (warm or isinstance(event, RankReady)) and worker in self._roster.places:
             self._roster = self._roster.useful(worker)
         await self._outbox.put(worker, event, time_s, stored)
 
@@ -157,15 +178,17 @@ class Agent:
 
     # ---- workers
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """It is cancelled at the end: what waits for a dead bus must not keep the agent alive."""
+        assert self._tasks is not None  # `run` has begun
         task = self._tasks.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
     def _fill(self) -> None:
-        """Start what is missing, unless the job is over."""
-        if self._over.is_set():
+        """Start what is missing, unless the job is over or the machine gets no rank."""
+        if self._over.is_set() or self._tenure.drained:
             return
         self._roster, missing = self._roster.missing()
         for place in missing:
@@ -257,7 +280,7 @@ class Agent:
         self._beats.pop(worker, None)
         self._changed.set()
         if not self._exits:
-            self._spawn(self._report_exits(time.time()))
+            self._reports = self._spawn(self._report_exits(time.time()))
         self._exits.append(Exit(worker=worker, code=code))
 
     async def _report_exits(self, time_s: float) -> None:
@@ -281,28 +304,43 @@ class Agent:
     async def _follow(self) -> None:
         last = await self._bus.last_seq()
         async for recorded in self._bus.follow():
+            event, before = recorded.event, self._tenure
             self._stream.take(recorded, live=recorded.seq >= last)
-            match recorded.event:
-                case JobCompleted() | JobFailed() as end:
-                    self._end = end
-                    self._over.set()
-                case MigrationPlanned(kind="planned") as plan:
-                    self._giving = {plan.generation: tuple(m.worker for m in plan.leavers)}
-                case MigrationPlanned(replacements=replacements):
-                    self._let_go((r.leaver for r in replacements), LEAVER_LINGERS_S)
-                case MigrationSwitched(generation=generation):
-                    self._let_go(self._giving.get(generation, ()), RETIRE_WITHIN_S)
-                case _:
-                    pass
+            for worker, seconds in before.let_go(event).items():
+                if worker in self._roster.places:
+                    self._spawn(self._reset(worker, seconds))
+            self._tenure = before.after(event)
+            self._changed.set()
+            if isinstance(event, JobCompleted | JobFailed) and not self._over.is_set():
+                self._end = event  # after `stop` it only tells what that has led to
+                self._over.set()
+            if before.drained and not self._tenure.drained:
+                self._fill()
 
-    def _let_go(self, leavers: Iterable[str], after_s: float) -> None:
-        for leaver in leavers:
-            if leaver in self._roster.places:
-                self._spawn(self._reset(leaver, after_s))
-
-    async def _reset(self, leaver: str, after_s: float) -> None:
+    async def _reset(self, worker: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        self._workers.signal(leaver, signal.SIGKILL)
+        self._workers.signal(worker, signal.SIGKILL)
+
+    async def _leave(self) -> None:
+        """Until the workers that hold ranks now have given them away and are gone."""
+        settings, holders = self._settings, self._tenure.holders
+        left_s = max(0.0, settings.grace_s - END_WITHIN_S) if holders else ANNOUNCE_S
+        notice = InterruptionAnnounced(
+            job=settings.job,
+            run=settings.run,
+            interruption=f"preempt-{secrets.token_hex(4)}",
+            kind="preemption",
+            machine=settings.machine,
+            deadline=time.time() + left_s,
+            reason="SIGTERM",
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._bus.publish(notice)
+                while (self._tenure.holders | holders) & self._roster.places.keys():
+                    self._changed.clear()
+                    await self._changed.wait()
+        self._over.set()
 
     async def _store(self, event: Event, time_s: float) -> None:
         await self._bus.publish(event, time_s=time_s)
@@ -312,7 +350,7 @@ class Agent:
     async def _wind_down(self) -> None:
         """Wait until workers went by themselves, tell them, make them; then say what is left."""
         if self._end is not None:
-            await self._gone_within(RETIRE_WITHIN_S)
+            await self._gone_within(self._retire_s(self._end))
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in self._roster.places:
                 self._workers.signal(worker, number)
@@ -320,7 +358,16 @@ class Agent:
         ends = [output.ended() for output in self._outputs.values()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
+                if self._reports is not None:
+                    await self._reports
                 await asyncio.gather(*ends, self._outbox.all_drained())
+
+    def _retire_s(self, end: JobCompleted | JobFailed) -> float:
+        """What workers have to go by themselves; where the job is told to go, for their block."""
+        if not isinstance(end, JobFailed) or end.exit_code != TERMINATED:
+            return RETIRE_WITHIN_S
+        since_s = 0.0 if self._told_at is None else time.monotonic() - self._told_at
+        return max(0.0, self._settings.grace_s - END_WITHIN_S - since_s)
 
     async def _gone_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from trainmover.agent.orders import Program
 from trainmover.schemas.environment import WorkerEnvironment
@@ -31,7 +32,12 @@ class Settings:
     max_steps: int = 0
     num_threads: int = 1
     hash_seed: int = 0
+    script_digest: str = ""
+    unit: Literal["worker", "machine"] = "worker"
     log_dir: Path | None = None
+    grace_s: float = 20.0
+    """From SIGTERM to the end of this machine."""
+    labels: str = ""
 
     @property
     def socket(self) -> str:
@@ -53,6 +59,8 @@ class Settings:
             machine=self.machine,
             local_index=local_index,
             layout=self.layout,
+            script_digest=self.script_digest,
+            unit=self.unit,
             bus=self.bus,
             agent=self.socket,
             directory=str(self.directory),
@@ -62,4 +70,6 @@ class Settings:
             faults=self.faults,
             step_digests=self.step_digests,
             max_steps=self.max_steps,
+            grace_s=self.grace_s,
+            labels=self.labels,
         )

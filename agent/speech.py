@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     FaultInjected,
+    InterruptionAnnounced,
     PeerLost,
     RankReady,
+    StandbyMismatched,
     StandbyWarmed,
     StepAborted,
     WorkerFinished,
@@ -33,7 +35,9 @@ SAYABLE: dict[str, type[Event]] = {
         PeerLost,
         StepAborted,
         StandbyWarmed,
+        StandbyMismatched,
         FaultInjected,
+        InterruptionAnnounced,
     )
 }
 """What a worker may have published; everything else is the business of others."""
@@ -84,6 +88,8 @@ def open_fact(fact: Fact, *, worker: str, job: str, run: str) -> Event:
     except ValidationError as error:
         raise Unfit(f"{fact.type}: {error.errors()[0]['msg']}") from error
     said_by = getattr(event, "worker", worker)
+    if isinstance(event, InterruptionAnnounced):
+        said_by = worker if (event.workers, event.machine) == ((worker,), None) else "others too"
     if (event.job, event.run, said_by) != (job, run, worker):
         raise Unfit(
             f"expected {fact.type} of job {job}, run {run}, worker {worker},"

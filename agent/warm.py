@@ -134,7 +134,8 @@ def _kill_group(pid: int) -> None:
 def main(argv: list[str]) -> None:
     """`warm <channel fd> <Program as JSON>`; started by an agent only."""
     gc.disable()  # until a worker runs: imports are faster, and shared pages stay shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the agent decides what they mean
     pristine = dict(os.environ)
     channel = socket.socket(fileno=int(argv[0]))
     channel.set_inheritable(False)

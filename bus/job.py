@@ -13,7 +13,7 @@ from datetime import datetime
 import structlog
 from pydantic import ValidationError
 
-from trainmover.bus.port import Bus, Conflict, Message, Reply, Unanswered
+from trainmover.bus.port import Bus, Conflict, Message, Missing, Reply, Unanswered
 from trainmover.schemas import subjects
 from trainmover.schemas.base import Event
 from trainmover.schemas.commands import COMMAND, Answer, AnyCommand
@@ -23,6 +23,8 @@ from trainmover.schemas.recorded import Recorded
 
 log = structlog.get_logger()
 
+MAC_CHARS = 64
+"""Of the signature in front of an object."""
 RUN = "Trainmover-Run"
 """Header of a command: the run it is for."""
 
@@ -111,6 +113,23 @@ class JobBus:
         """Seq of the newest stored message of any kind, 0 when there is none."""
         return await self._bus.last_seq()
 
+    # ---- objects
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store an object, signed, waiting while the bus is away. Raises Refused, BusClosed."""
+        await self._bus.put(name, mac(self._secret, _object(name), data).encode() + data)
+
+    async def get(self, name: str) -> bytes:
+        """What was last put there by someone who knows the secret. Raises Missing, BusClosed."""
+        stored = await self._bus.get(name)
+        signature, data = stored[:MAC_CHARS], stored[MAC_CHARS:]
+        try:
+            verify(self._secret, _object(name), data, {MAC: signature.decode("latin-1")})
+        except Rejected as why:
+            log.warning("bus.object_rejected", name=name, reason=str(why))
+            raise Missing(f"object {name!r} is not of this run: {why}") from why
+        return data
+
     # ---- commands
 
     async def ask(self, worker: str, command: AnyCommand, *, timeout_s: float) -> Answer:
@@ -178,6 +197,11 @@ class JobBus:
     async def close(self) -> None:
         """Close the bus below; more than once is no error."""
         await self._bus.close()
+
+
+def _object(name: str) -> str:
+    """What is signed with an object, as the subject with a message."""
+    return f"object {name}"
 
 
 def _occurred(headers: Mapping[str, str]) -> float:

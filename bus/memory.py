@@ -14,6 +14,7 @@ from trainmover.bus.port import (
     Conflict,
     Handler,
     Message,
+    Missing,
     Responder,
     Unanswered,
 )
@@ -56,6 +57,7 @@ class MemoryBus:
     def __init__(self) -> None:
         self.up_since = time.monotonic()
         self.stored: list[Message] = []
+        self.objects: dict[str, bytes] = {}
         self.listeners: set[_Listener] = set()
         self.responders: set[_Responding] = set()
         self._closed = False
@@ -111,6 +113,16 @@ class MemoryBus:
     async def last_seq(self) -> int:
         self._check_open()
         return len(self.stored)
+
+    async def put(self, name: str, data: bytes) -> None:
+        self._check_open()
+        self.objects[name] = data
+
+    async def get(self, name: str) -> bytes:
+        self._check_open()
+        if name not in self.objects:
+            raise Missing(f"no object {name!r} is stored")
+        return self.objects[name]
 
     async def tell(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         self._check_open()

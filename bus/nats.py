@@ -6,6 +6,7 @@ costs 5 s).
 """
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -19,9 +20,23 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.api import (
+    DiscardPolicy,
+    ObjectMeta,
+    ObjectMetaOptions,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import (
+    APIError,
+    BadObjectMetaError,
+    DigestMismatchError,
+    NoStreamResponseError,
+    NotFoundError,
+)
 from nats.js.errors import ServiceUnavailableError as JetStreamUnavailable
+from nats.js.object_store import ObjectStore
 
 from trainmover.bus.port import (
     DUPLICATE_WINDOW_S,
@@ -30,6 +45,7 @@ from trainmover.bus.port import (
     Conflict,
     Handler,
     Message,
+    Missing,
     NoJetStream,
     Refused,
     Responder,
@@ -44,6 +60,8 @@ T = TypeVar("T")
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
 PING_S = 2
 REQUEST_S = 0.5
+CHUNK_BYTES, CHUNK_S = 512 * 1024, 5.0
+"""Of an object: each one is acknowledged, and written through before."""
 QUIET_S = 2 * HEARTBEAT_S
 """Who follows and hears nothing at all for so long has no bus, whatever its connection says."""
 
@@ -85,6 +103,7 @@ class NatsBus:
         self._url = url
         self._stream = subjects.stream(job)
         self._subjects = subjects.stored(job)
+        self._bucket = subjects.objects(job)
         self._client = Client()
         self._js: JetStreamContext = self._client.jetstream(timeout=REQUEST_S)
         self._up = asyncio.Event()
@@ -265,6 +284,41 @@ class NatsBus:
     async def last_seq(self) -> int:
         info = await self._retrying(lambda: self._js.stream_info(self._stream))
         return info.state.last_seq if info.state.messages else 0
+
+    # ---- objects
+
+    async def put(self, name: str, data: bytes) -> None:
+        try:
+            await self._retrying(lambda: self._put(name, data))
+        except APIError as error:
+            raise Refused(f"object {name!r}: {error.description}") from error
+
+    async def _put(self, name: str, data: bytes) -> None:
+        chunk_bytes = min(CHUNK_BYTES, self._client.max_payload)
+        options = ObjectMetaOptions(max_chunk_size=chunk_bytes)
+        await (await self._objects()).put(name, data, ObjectMeta(options=options))
+
+    async def get(self, name: str) -> bytes:
+        try:
+            return await self._retrying(lambda: self._get(name))
+        except NotFoundError as error:
+            raise Missing(f"no object {name!r} is stored") from error
+        except (BadObjectMetaError, DigestMismatchError) as error:
+            raise Missing(f"object {name!r} was replaced while it was read: {error!r}") from error
+
+    async def _get(self, name: str) -> bytes:
+        found = io.BytesIO()
+        await (await self._objects()).get(name, found)
+        return found.getvalue()
+
+    async def _objects(self) -> ObjectStore:
+        """The job's bucket, made when it is first needed, on as many servers as the stream."""
+        js = self._client.jetstream(timeout=CHUNK_S)
+        try:
+            return await js.object_store(self._bucket)
+        except NotFoundError:
+            config = (await js.stream_info(self._stream)).config
+            return await js.create_object_store(self._bucket, replicas=config.num_replicas or 1)
 
     # ---- told messages
 

@@ -8,11 +8,12 @@ Errors::
     |-- NoJetStream      a server without a durable store
     |-- Refused          the server has the message and will not store it
     |-- Conflict         another message came first on that subject
+    |-- Missing          no object of that name is stored
     `-- Unanswered       a request got no answer in time
 
 Two kinds of messages. *Stored* ones (`publish`, `follow`) reach every follower in one order, at
 least once across restarts of everything; *told* ones (`tell`, `listen`, `request`, `respond`)
-reach who listens now, at most once.
+reach who listens now, at most once. Beside them *objects* (`put`, `get`), too large for messages.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -45,6 +46,10 @@ class Refused(BusError):
 
 
 class Conflict(BusError):
+    pass
+
+
+class Missing(BusError):
     pass
 
 
@@ -112,6 +117,14 @@ class Bus(Protocol):
 
     async def last_seq(self) -> int:
         """Seq of the newest stored message, 0 when none is there. Waits while the bus is away."""
+        ...
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store an object in place of what had that name. Waits like `publish`. Raises Refused."""
+        ...
+
+    async def get(self, name: str) -> bytes:
+        """The newest object of that name, whole. Waits like `publish`. Raises Missing."""
         ...
 
     async def tell(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:

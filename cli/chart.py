@@ -53,14 +53,16 @@ def chart(incident: Incident, max_ranks: int = 16) -> Chart:
 
 
 def title(incident: Incident) -> str:
-    return f"incident {incident.incident} ({incident.kind}, {incident.outcome}): {moved(incident)}"
+    aside = " in a move" if incident.planned and incident.kind != "planned" else ""
+    what = f"{incident.kind}{aside}, {incident.outcome}"
+    return f"incident {incident.incident} ({what}): {moved(incident)}"
 
 
 def moved(incident: Incident) -> str:
     """Who lost which rank to whom."""
     if not incident.leavers:
         return "the same workers, linked again"
-    if incident.kind == "planned" and not incident.joiners:
+    if incident.planned and not incident.joiners:
         stay = "stays" if len(incident.ranks) == 1 else "stay"
         return f"{ranks_in_words(incident.ranks)} {stay} with {names(incident.leavers)}"
     joiners = names(incident.joiners) or "nobody"
@@ -89,12 +91,13 @@ def milestones(incident: Incident) -> Iterator[Milestone]:
         found.append(Milestone("detected", incident.detected_s))
     *earlier, last = incident.migrations
     for migration in earlier[-MARKED_PLANS:]:
-        found.append(Milestone(f"planned g{migration.generation}", migration.planned_s))
+        if migration.planned_s is not None:
+            found.append(Milestone(f"planned g{migration.generation}", migration.planned_s))
         if migration.aborted_s is not None:
             found.append(Milestone(f"aborted g{migration.generation}", migration.aborted_s))
     stages = (
         (f"planned g{last.generation}" if earlier else "planned", last.planned_s),
-        ("prepared", incident.ready_s),
+        ("prepared", incident.migrations[0].ready_s),
         ("collected", incident.collected_s),
         ("decided", incident.prepared_s),
         ("pulled" if last.restored else "obeyed", incident.pulled_s),
@@ -105,26 +108,24 @@ def milestones(incident: Incident) -> Iterator[Milestone]:
     found += [Milestone(name, at_s) for name, at_s in stages if at_s is not None]
     if found[0].name == "plan":
         del found[0]
-    on_axis = (milestone for milestone in found if milestone.at_s >= 0)
-    yield from sorted(on_axis, key=lambda milestone: milestone.at_s)
+    yield from sorted(found, key=lambda milestone: milestone.at_s)
 
 
 def _prelude(incident: Incident) -> str:
     """Of a planned switch: what was done before it, while training went on."""
-    planned_s, ready_s = incident.planned_s, incident.ready_s
     parts = []
-    if incident.announced_s is not None:
-        parts.append(f"planned {duration(planned_s - incident.announced_s)} after the announcement")
-    if ready_s is not None:
-        parts.append(f"prepared in {duration(ready_s - planned_s)}")
-    if ready_s is not None and not incident.undecided:
-        parts.append(f"frozen {duration(-ready_s)} later, at the end of a step")
+    if incident.waited_s is not None:
+        parts.append(f"planned {duration(incident.waited_s)} after the announcement")
+    if incident.prepare_s is not None:
+        parts.append(f"prepared in {duration(incident.prepare_s)}")
+    if incident.stop_s is not None:
+        parts.append(f"frozen {duration(incident.stop_s)} later, at the end of a step")
     return f"while training went on: {', '.join(parts)}" if parts else ""
 
 
 def _notes(incident: Incident) -> Iterator[str]:
     last = incident.migrations[-1]
-    if prelude := _prelude(incident) if incident.kind == "planned" else "":
+    if prelude := _prelude(incident) if incident.planned else "":
         yield prelude
     if incident.undecided:
         return

@@ -14,6 +14,7 @@ from trainmover.schemas.fault import Fault
 from trainmover.schemas.names import NAME_PATTERN
 
 PREFIX = "TRAINMOVER_"
+_SECONDS_IN = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 REFUSED = {
     "--max-restarts": "nothing is restarted: a standby takes over the rank and the others go on;"
@@ -141,6 +142,24 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
     return value
+
+
+def duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m` or `2h`."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _SECONDS_IN else (text, "s")
+    try:
+        return seconds(number) * _SECONDS_IN[unit]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"expected a time above 0 like 90s, 10m or 2h, got {text!r}"
+        ) from None
+
+
+def label(text: str) -> str:
+    """`zone=a`: a key and a value without spaces and commas."""
+    if not re.fullmatch(r"[A-Za-z0-9][-._/A-Za-z0-9]*=[-._/A-Za-z0-9]+", text):
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE like rack=r12, got {text!r}")
+    return text
 
 
 def bus_url(text: str) -> str:

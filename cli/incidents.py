@@ -1,21 +1,16 @@
 """What an interruption was and what it cost, read from the stream alone."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from trainmover.cli.migrations import Migration, migrations
+from trainmover.cli.planned import T0From, decision, freeze, overtaken, prelude, within
 from trainmover.schemas.events import (
     FaultInjected,
-    InterruptionAnnounced,
-    JobCompleted,
-    JobFailed,
-    MigrationAborted,
     MigrationCompleted,
-    MigrationDecided,
     MigrationPlanned,
-    MigrationPrepared,
     PeerLost,
     StepAborted,
     WorkerFailed,
@@ -37,20 +32,22 @@ class Failure(BaseModel):
     detected_s: float
 
 
-T0From = Literal["fault.injected", "first evidence", "plan", "freeze", "decision"]
-
-
 class Incident(BaseModel):
     """One interruption. Times `*_s` are seconds after `t0`, by the clock of the stream.
 
-    A planned one begins when the first rank stands frozen: what was before, while training went
-    on, has negative times. As long as it is not decided it begins with its plan, and costs nothing.
+    A planned one begins when the first rank stands frozen; what was before, while training went
+    on, has durations of its own. As long as it is not decided it begins with its plan, and costs
+    nothing.
     """
 
     model_config = ConfigDict(frozen=True)
 
     incident: str
     kind: str
+    """`crash`, `machine_lost`, `relink` or `planned`; of a planned one in which somebody failed
+    after the decision, that failure's."""
+    planned: bool = False
+    """It began as a planned switch."""
     outcome: Literal["completed", "aborted", "open"]
     reason: str
     leavers: tuple[str, ...]
@@ -62,12 +59,15 @@ class Incident(BaseModel):
     t0: float
     """Seconds since 1970."""
     t0_from: T0From
-    announced_s: float | None = None
-    """`interruption.announced`, of a planned one."""
-    ready_s: float | None = None
-    """The joiners of a planned one stand ready: `migration.prepared`."""
+    waited_s: float | None = None
+    """From `interruption.announced` to its plan, of a planned one."""
+    prepare_s: float | None = None
+    """From there until its joiners stood ready: `migration.prepared`."""
+    stop_s: float | None = None
+    """From there until the first rank stood at the end of a step."""
     detected_s: float | None
-    planned_s: float
+    planned_s: float | None
+    """None: before `t0`."""
     collected_s: float | None
     """Every member has ended its old generation, by the workers' clocks."""
     prepared_s: float | None
@@ -87,7 +87,7 @@ class Incident(BaseModel):
     @property
     def undecided(self) -> bool:
         """A planned one that is not decided, or was dropped: training goes on."""
-        return self.kind == "planned" and self.t0_from == "plan"
+        return self.planned and self.t0_from == "plan"
 
     @property
     def last_s(self) -> float:
@@ -110,16 +110,15 @@ def _incident(name: str, planned: Sequence[Recorded], records: Sequence[Recorded
     replacements = list({(x.rank, x.leaver): x for p in plans for x in p.replacements}.values())
     leavers = tuple(dict.fromkeys(x.leaver for x in replacements))
     is_planned = plans[0].kind == "planned"
-    decided = _decided(records, plans[0]) if is_planned else None
-    concerned = {*leavers, *(x.joiner for x in replacements if is_planned)}
+    decided = decision(records, plans[0]) if is_planned else None
     verdicts = [
         (r.time_s, r.event)
-        for r in records
-        if isinstance(r.event, WorkerFailed) and set(r.event.workers) & concerned
-        if not is_planned or (decided is not None and r.seq > decided.seq)
+        for r in (within(records, planned, decided) if is_planned else records)
+        if isinstance(r.event, WorkerFailed)
+        if is_planned or set(r.event.workers) & set(leavers)
     ]
     t0, t0_from = (
-        _frozen(records, planned[0], decided, {p.generation for p in plans})
+        freeze(records, planned[0], decided, {p.generation for p in plans})
         if is_planned
         else _start(records, planned[0], plans[0], leavers, verdicts)
     )
@@ -131,11 +130,16 @@ def _incident(name: str, planned: Sequence[Recorded], records: Sequence[Recorded
     if downtime_s is not None and normal_step_s is not None:
         downtime_s = max(0.0, downtime_s - normal_step_s)
     outcome, reason = _outcome(last), last.abort_reason or last.reason
-    if is_planned and decided is None and outcome == "open" and (end := _end(records, planned[0])):
-        outcome, reason = "aborted", end
+    before: dict[str, float] = {}
+    if is_planned:
+        before = prelude(records, planned[0], leavers, None if decided is None else t0)
+        instead = overtaken(records, planned[0]) if decided is None else ""
+        if outcome == "open" and instead:
+            outcome, reason = "aborted", instead
     return Incident(
         incident=name,
-        kind=failures[0].kind if failures and not is_planned else plans[0].kind,
+        kind=failures[0].kind if failures else plans[0].kind,
+        planned=is_planned,
         outcome=outcome,
         reason=reason,
         leavers=leavers,
@@ -145,8 +149,7 @@ def _incident(name: str, planned: Sequence[Recorded], records: Sequence[Recorded
         lost_steps=_lost_steps(records, planned[0], last.target),
         t0=t0,
         t0_from=t0_from,
-        announced_s=_announced(records, planned[0], leavers, t0) if is_planned else None,
-        ready_s=parts[0].ready_s,
+        **before,
         detected_s=failures[0].detected_s if failures else None,
         planned_s=parts[0].planned_s,
         collected_s=last.all_reached_s("collected"),
@@ -200,67 +203,6 @@ def _start(
         if broken and getattr(record.event, "generation", 0) == plan.generation - 1:
             return record.time_s, "first evidence"
     return first.time_s, "plan"
-
-
-# ---- of a planned switch
-
-
-def _decided(records: Sequence[Recorded], plan: MigrationPlanned) -> Recorded | None:
-    """Of a decision and an abort, which a doubled mover can say, the first counts."""
-    for record in records:
-        event = record.event
-        about = isinstance(event, MigrationDecided | MigrationAborted) and event.generation
-        if about == plan.generation:
-            return record if isinstance(event, MigrationDecided) else None
-    return None
-
-
-def _frozen(
-    records: Sequence[Recorded],
-    planned: Recorded,
-    decided: Recorded | None,
-    generations: Collection[int],
-) -> tuple[float, T0From]:
-    """When the first rank stood frozen; by its clock, within what the stream proves."""
-    if decided is None:
-        return planned.time_s, "plan"
-    earliest_s, frozen = planned.time_s, list[float]()
-    for record in records:
-        match record.event:
-            case MigrationPrepared(generation=g) if g in generations:
-                earliest_s = record.time_s
-            case MigrationCompleted(generation=g, ranks=ranks) if g in generations:
-                frozen += [times.reached["frozen"] for times in ranks if "frozen" in times.reached]
-            case _:
-                pass
-    if not frozen:
-        return decided.time_s, "decision"
-    return min(max(earliest_s, min(frozen)), decided.time_s), "freeze"
-
-
-def _announced(
-    records: Sequence[Recorded], planned: Recorded, leavers: Collection[str], t0: float
-) -> float | None:
-    for record in records:
-        event = record.event
-        named = set(event.workers) if isinstance(event, InterruptionAnnounced) else set()
-        if named & set(leavers) and record.seq < planned.seq:
-            return record.time_s - t0
-    return None
-
-
-def _end(records: Sequence[Recorded], planned: Recorded) -> str:
-    """What took the place of a planned switch that nobody aborted; empty while nothing has."""
-    for record in records:
-        if record.seq > planned.seq:
-            match record.event:
-                case MigrationPlanned() as plan:
-                    return f"superseded by generation {plan.generation}: {plan.reason}"
-                case JobCompleted() | JobFailed():
-                    return "the job ended first"
-                case _:
-                    pass
-    return ""
 
 
 # ---- costs

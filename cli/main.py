@@ -20,6 +20,7 @@ from trainmover.cli import (
     reporting,
     run,
     services,
+    undrain,
     watch,
 )
 from trainmover.schemas.envelope import Rejected
@@ -38,6 +39,7 @@ from another terminal:
   trainmover status
   trainmover inject kill --rank 1
   trainmover migrate --rank 0
+  trainmover drain m7 --deadline 10m
   trainmover events --follow
   trainmover report --html report.html
 
@@ -104,8 +106,29 @@ def parser() -> argparse.ArgumentParser:
         "migrate",
         moves.migrate,
         "move ranks of a running job to standbys, without a fault",
-        moves.add_to,
-        moves.EXAMPLE,
+        moves.add_migrate,
+        moves.MIGRATE_EXAMPLE,
+    )
+    add(
+        "drain",
+        moves.drain,
+        "take all ranks from a machine, or the one of a worker, before it goes",
+        moves.add_drain,
+        moves.DRAIN_EXAMPLE,
+    )
+    add(
+        "undrain",
+        undrain.undrain,
+        "a drained machine or worker may hold ranks again",
+        undrain.add_undrain,
+        undrain.UNDRAIN_EXAMPLE,
+    )
+    add(
+        "cancel",
+        undrain.cancel,
+        "take back one drain or migrate by its name",
+        undrain.add_cancel,
+        undrain.CANCEL_EXAMPLE,
     )
     add(
         "services",
@@ -127,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(service.main(given[1:]))
     args = parser().parse_args(given)
     command: Command = args.command
-    watches = command in (watch.status, watch.events, watch.inject, moves.migrate, reporting.tell)
-    _log_to_stderr("error" if watches else "warning")  # a watched job's bus may come and go
+    own = command in (_run, _rehearse, services.services)
+    _log_to_stderr("warning" if own else "error")  # a watched job's bus may come and go
     try:
         return command(args)
     except (options.WrongUsage, Rejected) as error:

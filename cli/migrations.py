@@ -12,6 +12,7 @@ from trainmover.schemas.events import (
     MigrationPlanned,
     MigrationPrepared,
     MigrationSwitched,
+    RankReady,
     RankTimes,
     Replacement,
     Restored,
@@ -33,7 +34,12 @@ KNOT_BEFORE_PLANNED = {"frozen": PREPARED, **KNOT_BEFORE, "collected": DECIDED}
 """The same of a planned switch, which is decided before anybody is asked."""
 
 MigrationEvent = (
-    MigrationPrepared | MigrationDecided | MigrationSwitched | MigrationCompleted | MigrationAborted
+    MigrationPrepared
+    | MigrationDecided
+    | RankReady
+    | MigrationSwitched
+    | MigrationCompleted
+    | MigrationAborted
 )
 
 
@@ -49,8 +55,20 @@ class RankPath(BaseModel):
     """Stage -> seconds after the incident's `t0`, by the worker's clock; empty unless completed."""
 
 
+class Promotion(BaseModel):
+    """How a worker came to its rank, and what that cost."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rank: int
+    worker: str
+    bound: Literal["set-up", "again", "rebound"]
+    setup_s: float
+
+
 class Migration(BaseModel):
-    """One plan. Times `*_s` are seconds after the incident's `t0`, by the clock of the stream."""
+    """One plan. Times `*_s` are seconds after the incident's `t0`, by the clock of the stream; None
+    for what was before it, or is not known to have been."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,9 +76,10 @@ class Migration(BaseModel):
     kind: Literal["crash", "relink", "planned"] = "crash"
     reason: str
     replacements: tuple[Replacement, ...]
-    planned_s: float
+    planned_s: float | None
+    ready: bool = False
+    """The joiners of a planned switch stood ready."""
     ready_s: float | None = None
-    """The joiners of a planned switch stand ready."""
     decided_s: float | None = None
     target: int | None = None
     """Committed steps from which all go on."""
@@ -70,6 +89,7 @@ class Migration(BaseModel):
     holding: tuple[int, ...] = ()
     switched_s: float | None = None
     restored: tuple[Restored, ...] = ()
+    promotions: tuple[Promotion, ...] = ()
     links: dict[str, tuple[int, int, int]] = {}
     """Rank -> links opened, closed, kept."""
     completed_s: float | None = None
@@ -85,7 +105,7 @@ class Migration(BaseModel):
         """
         knots = (self.planned_s, self.ready_s, self.decided_s, self.switched_s, self.completed_s)
         placed: dict[str, float] = {}
-        at = self.planned_s
+        at = self.start_s
         stages = KNOT_BEFORE_PLANNED if self.kind == "planned" else KNOT_BEFORE
         for stage, knot in stages.items():
             if stage in path.reached_s:
@@ -102,10 +122,15 @@ class Migration(BaseModel):
         return max(known) if known and len(known) == len(times) else None
 
     @property
+    def start_s(self) -> float:
+        """Since when it is of the incident."""
+        return self.planned_s or 0.0
+
+    @property
     def last_s(self) -> float:
         """The latest that the stream tells of it."""
         times = (self.ready_s, self.decided_s, self.switched_s, self.completed_s, self.aborted_s)
-        return max((at for at in times if at is not None), default=self.planned_s)
+        return max((at for at in times if at is not None), default=self.start_s)
 
 
 def migrations(
@@ -117,23 +142,25 @@ def migrations(
         plan = planned.event
         assert isinstance(plan, MigrationPlanned)
         joiners |= {replacement.joiner for replacement in plan.replacements}
-        migration = _planned(plan, joiners, _after(t0, planned.time_s, plan.kind))
+        migration = _planned(plan, joiners, _since(t0, planned.time_s, plan.kind))
         for record in records:
             event = record.event
             if isinstance(event, MigrationEvent) and event.generation == plan.generation:
                 if isinstance(event, MigrationDecided) and migration.aborted_s is not None:
                     continue  # of a doubled mover; it counts for nobody
-                at_s = _after(t0, record.time_s, plan.kind)
+                at_s = _since(t0, record.time_s, plan.kind)
                 migration = _further(migration, event, at_s, t0)
         yield migration
 
 
-def _after(t0: float, time_s: float, kind: str) -> float:
+def _since(t0: float, time_s: float, kind: str) -> float | None:
     """Seconds; only a planned switch begins before its `t0`."""
-    return time_s - t0 if kind == "planned" else max(0.0, time_s - t0)
+    if kind == "planned" and time_s < t0:
+        return None
+    return max(0.0, time_s - t0)
 
 
-def _planned(plan: MigrationPlanned, joiners: Set[str], planned_s: float) -> Migration:
+def _planned(plan: MigrationPlanned, joiners: Set[str], planned_s: float | None) -> Migration:
     return Migration(
         generation=plan.generation,
         kind=plan.kind,
@@ -146,14 +173,17 @@ def _planned(plan: MigrationPlanned, joiners: Set[str], planned_s: float) -> Mig
     )
 
 
-def _further(before: Migration, event: MigrationEvent, at_s: float, t0: float) -> Migration:
+def _further(before: Migration, event: MigrationEvent, at_s: float | None, t0: float) -> Migration:
     found: dict[str, object]
     match event:
         case MigrationPrepared():
-            found = {"ready_s": at_s}
+            found = {"ready": True, "ready_s": at_s}
         case MigrationDecided():
             told = event.model_dump(include={"target", "setup_again", "dirty", "holding"})
             found = told | {"decided_s": at_s, "sources": event.sources}
+        case RankReady():
+            told = event.model_dump(include=set(Promotion.model_fields))
+            found = {"promotions": (*before.promotions, Promotion(**told))}
         case MigrationSwitched():
             found = {"switched_s": at_s, "restored": event.restored, "links": event.links}
         case MigrationCompleted():

@@ -60,6 +60,10 @@ class RunOptions:
     stall_timeout_s: float = 3600.0
     max_incidents: int = 3
     max_failures: int | None = None
+    warm_up: bool = True
+    max_planned: int | None = None
+    grace_s: float = 20.0
+    labels: tuple[str, ...] = ()
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +136,37 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="interruptions without a committed step between them (default 3)",
     )
     add(parser, "--max-failures", type=flags.natural, metavar="N", help="default: no limit")
+    add(
+        parser,
+        "--no-warmup",
+        action="store_true",
+        help="standbys run the script only when they get a rank",
+    )
+    add(
+        parser,
+        "--max-planned",
+        type=flags.natural,
+        metavar="N",
+        help="ranks that may move without a fault; more are refused (default: no limit)",
+    )
+    add(
+        parser,
+        "--grace",
+        type=flags.duration,
+        default=20.0,
+        metavar="TIME",
+        help="from SIGTERM to the end of this machine: its ranks move meanwhile (default 20 s)",
+    )
+    add(
+        parser,
+        "--label",
+        type=flags.label,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of this machine, as zone=a, rack=r12, switch=s3: a standby that shares none of"
+        " them with the leaver is preferred; repeatable",
+    )
     add_program(parser)
 
 
@@ -225,6 +260,10 @@ def read(args: argparse.Namespace, secret: str | None) -> RunOptions:
         stall_timeout_s=args.stall_timeout,
         max_incidents=args.max_incidents,
         max_failures=args.max_failures,
+        warm_up=not args.no_warmup,
+        max_planned=args.max_planned,
+        grace_s=args.grace,
+        labels=tuple(args.label),
     )
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from trainmover.cli.chart import Chart, chart, moved
 from trainmover.cli.incidents import Incident
-from trainmover.cli.phrases import duration
+from trainmover.cli.phrases import duration, when
 from trainmover.cli.reasons import reasons
 from trainmover.cli.report import Happened, Report, summary
 from trainmover.cli.svg import STYLE, svg, text_of
@@ -162,8 +162,7 @@ def _incident_row(incident: Incident) -> str:
 def _incident(incident: Incident) -> str:
     drawn = chart(incident, MAX_RANKS)
     said = "".join(
-        f'<tr><td>{text_of(who)}</td><td class="n">{duration(at_s)}</td>'
-        f"<td>{text_of(text)}</td></tr>"
+        f'<tr><td>{text_of(who)}</td><td class="n">{when(at_s)}</td><td>{text_of(text)}</td></tr>'
         for who, at_s, text in reasons(incident)
     )
     notes = "".join(f'<p class="soft">{text_of(note)}</p>' for note in drawn.notes)

@@ -18,6 +18,11 @@ def duration(seconds: float, like_s: float | None = None) -> str:
     return text.replace(".0 ", " ")
 
 
+def when(at_s: float) -> str:
+    """After the beginning of an incident, or before it."""
+    return duration(at_s) if at_s >= 0 else f"{duration(-at_s)} before"
+
+
 def names(workers: Sequence[str]) -> str:
     if len(workers) <= MOST_NAMES:
         return ", ".join(workers)

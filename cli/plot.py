@@ -7,7 +7,7 @@ from typing import Any
 from trainmover.cli.axis import lanes, ticks
 from trainmover.cli.chart import chart
 from trainmover.cli.incidents import Incident
-from trainmover.cli.phrases import duration, printable
+from trainmover.cli.phrases import duration, printable, when
 from trainmover.cli.reasons import reasons
 from trainmover.cli.report import Report
 from trainmover.cli.rows import COLOURS, IDLE, Kind
@@ -75,7 +75,7 @@ class _Panel:
             line
             for text in (
                 *self.chart.notes,
-                *(f"{who}, {duration(at)}: {text}" for who, at, text in reasons(incident)),
+                *(f"{who}, {when(at)}: {text}" for who, at, text in reasons(incident)),
             )
             for line in textwrap.wrap(printable(text), LONGEST_LINE, subsequent_indent="      ")
         ]

@@ -12,6 +12,8 @@ from trainmover.cli.timeline import NARROWEST, brief, terminal_width, timeline
 from trainmover.cli.waiting import waited_for
 from trainmover.cli.words import in_words
 from trainmover.schemas.events import (
+    InterruptionAnnounced,
+    InterruptionCancelled,
     JobCompleted,
     JobFailed,
     JobStalled,
@@ -30,6 +32,8 @@ TOLD = (
     LayoutAssigned,
     WorkerFailed,
     WorkerSuspected,
+    InterruptionAnnounced,
+    InterruptionCancelled,
     MigrationPlanned,
     MigrationAborted,
     PoolExhausted,

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from trainmover.cli.incidents import Incident, incidents
+from trainmover.cli.pending import Pending, pending
 from trainmover.cli.phrases import duration
 from trainmover.cli.words import in_words
 from trainmover.schemas.events import (
@@ -18,7 +19,7 @@ from trainmover.schemas.events import (
 )
 from trainmover.schemas.recorded import Recorded
 
-VERSION = 1
+VERSION = 2
 """Raised when a field is taken away or changes its meaning."""
 
 
@@ -67,6 +68,8 @@ class Report(BaseModel):
     goodput: float | None = None
     """1 - lost_s / wall_s."""
     incidents: tuple[Incident, ...]
+    pending: tuple[Pending, ...] = ()
+    """Moves that were asked for and are not decided, of a job that runs."""
     incidents_by_kind: dict[str, int] = {}
     standbys_used: int = 0
     """Workers that took over a rank and committed a step in it."""
@@ -109,6 +112,7 @@ def report(
         lost_s=lost_s,
         goodput=max(0.0, 1 - lost_s / wall_s) if wall_s else None,
         incidents=tuple(found),
+        pending=pending(of_run),
         incidents_by_kind=dict(Counter(incident.kind for incident in found)),
         standbys_used=sum(_joined(incident) for incident in found),
         faults_injected=tuple(h for h in happened if h.type == FaultInjected.TYPE),
@@ -134,6 +138,7 @@ def summary(report: Report) -> list[tuple[str, str]]:
         ("time lost", duration(report.lost_s)),
         ("goodput", f"{report.goodput:.2%}" if report.goodput is not None else ""),
         ("incidents", f"{len(report.incidents)} ({kinds})" if kinds else "none"),
+        ("moves pending", "; ".join(each.in_words() for each in report.pending)),
         ("steps done again", str(lost_steps)),
         ("standbys used", str(report.standbys_used)),
         ("faults injected", "; ".join(fault.words for fault in report.faults_injected) or "none"),

@@ -77,7 +77,9 @@ def _service_rows(incident: Incident) -> Iterator[Row]:
         yield Row("detector", "", detector)
     if planning := tuple(_planning(incident)):
         yield Row("planner", "", planning)
-    spans = [span for migration in incident.migrations for span in _moving(migration)]
+    overtaken = [*(migration.planned_s for migration in incident.migrations[1:]), None]
+    courses = zip(incident.migrations, overtaken, strict=True)
+    spans = [span for migration, until_s in courses for span in _moving(migration, until_s)]
     yield Row("mover", "", tuple(spans))
 
 
@@ -86,13 +88,15 @@ def _planning(incident: Incident) -> Iterator[Span]:
     causes = [0.0, *(failure.detected_s for failure in incident.failures)]
     for migration in incident.migrations:
         if migration.kind != "planned":
-            since = max(at for at in causes if at <= migration.planned_s)
-            yield Span(Kind.PLAN, since, migration.planned_s)
+            since = max(at for at in causes if at <= migration.start_s)
+            yield Span(Kind.PLAN, since, migration.start_s)
         causes.append(migration.last_s)
 
 
-def _moving(migration: Migration) -> Iterator[Span]:
-    at_s = max(0.0, migration.planned_s)
+def _moving(migration: Migration, overtaken_s: float | None) -> Iterator[Span]:
+    """`overtaken_s`: when the next plan came, if one did."""
+    at_s = migration.start_s
+    given_up_s = overtaken_s if migration.aborted_s is None else migration.aborted_s
     obey = Kind.SET_UP if any(path.joined for path in migration.ranks) else Kind.OBEY
     course: tuple[tuple[Kind, float | None], ...] = (
         (Kind.COLLECT, migration.decided_s),
@@ -111,8 +115,8 @@ def _moving(migration: Migration) -> Iterator[Span]:
         (Kind.STEP, migration.completed_s),
     ):
         if until_s is None:
-            if migration.aborted_s is not None:
-                yield Span(kind, at_s, migration.aborted_s)
+            if given_up_s is not None:
+                yield Span(kind, at_s, max(at_s, given_up_s))
                 return
             continue
         if until_s > at_s:

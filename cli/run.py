@@ -34,6 +34,8 @@ class Interrupt:
 
     task: "asyncio.Task[int]"
     stop: Callable[[], None] | None = None
+    leave: Callable[[], None] | None = None
+    """What SIGTERM asks for: that the machine goes, and the job need not."""
     number: int = 0
 
     @property
@@ -42,7 +44,9 @@ class Interrupt:
 
     def __call__(self, number: int) -> None:
         first, self.number = not self.number, self.number or number
-        if first and self.stop is not None:
+        if first and number == signal.SIGTERM and self.leave is not None:
+            self.leave()
+        elif first and self.stop is not None:
             self.stop()
         else:
             self.task.cancel()
@@ -120,9 +124,10 @@ async def _run(options: RunOptions, console: Console, interrupt: Interrupt) -> i
             nats,
             wanted,
             machine=options.machine,
-            num_machines=options.num_machines,
             secret=secret,
         )
+        if told := submission.surplus(past, options.machine, options.num_machines):
+            console.say(told)
         source = f"agent/{options.machine}"
         stack.callback(tracer.close, FLUSH_S)
         stream = StreamTracer(tracer, source)
@@ -157,7 +162,14 @@ async def _attend(
         job.progress.hush()
         job.agent.stop()
 
-    interrupt.stop = stop
+    def leave() -> None:
+        job.console.say(
+            f"SIGTERM: machine {job.options.machine} is to go within {job.options.grace_s:g} s,"
+            " its ranks to standbys; a second signal ends it at once"
+        )
+        job.agent.leave()
+
+    interrupt.stop, interrupt.leave = stop, leave
     job.console.say(
         f"job {job.options.job}, run {job.submitted.run}, layout {job.submitted.layout}"
     )

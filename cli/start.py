@@ -17,7 +17,14 @@ from trainmover.bus.job import JobBus
 from trainmover.bus.port import Bus
 from trainmover.cli import children, session, submission
 from trainmover.cli.options import RunOptions
-from trainmover.schemas.events import Exit, FaultInjected, JobSubmitted, WorkerExited
+from trainmover.schemas.events import (
+    Exit,
+    FaultInjected,
+    InterruptionCancelled,
+    JobSubmitted,
+    WorkerExited,
+)
+from trainmover.schemas.interruptions import Interruptions
 from trainmover.telemetry import logs, spans
 from trainmover.telemetry.spans import Tracer
 from trainmover.telemetry.stream import StreamTracer
@@ -36,6 +43,8 @@ def wanted(options: RunOptions) -> JobSubmitted:
         host=submission.here(),
         max_incidents=options.max_incidents,
         max_failures=options.max_failures,
+        warm_up=options.warm_up,
+        max_planned=options.max_planned,
         stall_timeout_s=options.stall_timeout_s,
     )
 
@@ -60,7 +69,11 @@ def settings(options: RunOptions, submitted: JobSubmitted, url: str, directory: 
         max_steps=options.max_steps,
         num_threads=submitted.num_threads,
         hash_seed=submitted.hash_seed,
+        script_digest=submitted.script_digest,
+        unit=submitted.unit,
         log_dir=options.log_dir,
+        grace_s=options.grace_s,
+        labels=",".join(options.labels),
     )
 
 
@@ -82,7 +95,10 @@ def log_as_json(options: RunOptions, run: str, stream: StreamTracer) -> None:
 async def roster(
     options: RunOptions, submitted: JobSubmitted, past: submission.Past, bus: JobBus
 ) -> Roster:
-    """The names to go on with; workers of an earlier agent of this machine died with it."""
+    """The names to go on with; workers of an earlier agent of this machine died with it.
+
+    What SIGTERM had told of the machine is over: it is here.
+    """
     run = submitted.run
     records = [r for r in past.records if r.event.run == run]
     started, lost = submission.workers_of(records, options.machine)
@@ -90,6 +106,16 @@ async def roster(
         exits = tuple(Exit(worker=worker, code=-signal.SIGKILL) for worker in lost)
         event = WorkerExited(job=options.job, run=run, machine=options.machine, exits=exits)
         await bus.publish(event, time_s=time.time())
+    interruptions = Interruptions()
+    for record in records:
+        interruptions = interruptions.after(record.event)
+    for old in interruptions.drains(options.machine):
+        if old.kind == "preemption":
+            reason = f"machine {options.machine} is back"
+            cancelled = InterruptionCancelled(
+                job=options.job, run=run, interruption=old.interruption, reason=reason
+            )
+            await bus.publish(cancelled)
     size = submitted.workers_per_machine + submitted.num_standbys
     return Roster(options.machine, size, next_number(options.machine, started))
 

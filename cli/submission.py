@@ -13,6 +13,7 @@ from trainmover.agent.imports import source_of
 from trainmover.agent.orders import Program
 from trainmover.bus.job import JobBus
 from trainmover.bus.port import Bus, Unanswered
+from trainmover.cli.phrases import names
 from trainmover.schemas.envelope import Rejected, open_event
 from trainmover.schemas.events import (
     JobCompleted,
@@ -49,7 +50,7 @@ def digest(program: Program, layout: Layout) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def admitted(past: Past, wanted: JobSubmitted, machine: str, num_machines: int) -> str | None:
+def admitted(past: Past, wanted: JobSubmitted) -> str | None:
     """Run to join, None to submit `wanted`. Raises Refused."""
     submissions = _submissions(past)
     if not submissions:
@@ -70,13 +71,23 @@ def admitted(past: Past, wanted: JobSubmitted, machine: str, num_machines: int) 
             f" {submitted.script_digest[:16]}, yours {wanted.script_digest[:16]};"
             " start the same on every machine, or use another --job name"
         )
-    machines = {e.machine for e in events if isinstance(e, WorkerStarted)} - {machine}
-    if len(machines) >= num_machines:
-        raise Refused(
-            f"job {wanted.job} ({where}) is running and has its {num_machines} machines"
-            f" ({', '.join(sorted(machines))}): use another --job name"
-        )
     return submitted.run
+
+
+def surplus(past: Past, machine: str, num_machines: int) -> str:
+    """What a machine is told that comes to a job which has its machines; empty for the others."""
+    submissions = _submissions(past)
+    if not submissions:
+        return ""
+    run = submissions[-1].event.run
+    events = [r.event for r in past.records if r.event.run == run]
+    others = sorted({e.machine for e in events if isinstance(e, WorkerStarted)} - {machine})
+    if len(others) < num_machines:
+        return ""
+    return (
+        f"the job ({_where(submissions[-1])}) has its {num_machines} machines"
+        f" ({names(others)}): all workers of this one stand by"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +143,12 @@ async def past_of(bus: Bus, job: str, secret: bytes) -> Past:
 
 
 async def submit(
-    bus: Bus, wanted: JobSubmitted, *, machine: str, num_machines: int, secret: bytes
+    bus: Bus, wanted: JobSubmitted, *, machine: str, secret: bytes
 ) -> tuple[JobSubmitted, Past]:
     """Submit the job or join it; returns the submission that holds. Raises Refused."""
     while True:
         past = await past_of(bus, wanted.job, secret)
-        run = admitted(past, wanted, machine, num_machines)
+        run = admitted(past, wanted)
         if run is not None:
             await refuse_twin(bus, past, job=wanted.job, machine=machine, secret=secret)
             return _submissions(past)[-1].event, past

@@ -8,7 +8,7 @@ from itertools import pairwise
 from trainmover.cli.axis import ticks
 from trainmover.cli.chart import Chart, Milestone, chart
 from trainmover.cli.incidents import Incident
-from trainmover.cli.phrases import duration, printable
+from trainmover.cli.phrases import duration, printable, when
 from trainmover.cli.reasons import reasons
 from trainmover.cli.rows import IDLE, Kind, Row
 
@@ -57,7 +57,7 @@ def story(incident: Incident, width: int) -> str:
     said = (
         line
         for who, at_s, text in reasons(incident)
-        for line in _wrapped(f"{who} at {duration(at_s)}: {text}", width)
+        for line in _wrapped(f"{who} {'at ' * (at_s >= 0)}{when(at_s)}: {text}", width)
     )
     return "\n".join((timeline(incident, width), *said))
 

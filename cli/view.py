@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainmover.cli.pending import Pending, pending
 from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
@@ -28,6 +29,8 @@ class View:
     """Of the newest assignment in force, in rank order."""
     machines: dict[str, str]
     """Live worker -> machine."""
+    pids: dict[str, int]
+    """Live worker -> its process there."""
     warm: frozenset[str]
     """Live workers without a rank that are warmed up."""
     former: frozenset[str]
@@ -35,9 +38,15 @@ class View:
     end: JobCompleted | JobFailed | None
     stalled: JobStalled | None
     """Unless a newer plan or the end resolved it."""
+    pending: tuple[Pending, ...]
+    """Moves that were asked for and are not decided."""
 
     def worker_of(self, rank: int) -> str:
         """Raises ValueError that says which ranks there are."""
+        if not self.members:
+            raise ValueError(
+                f"no rank {rank} yet: ranks are not assigned before all have registered"
+            )
         for member in self.members:
             if member.rank == rank:
                 return member.worker
@@ -71,13 +80,12 @@ def view(records: Sequence[Recorded]) -> View:
     newest = max(plans, key=lambda plan: plan.generation, default=None)
     members = newest.members if newest is not None else ()
     exited = {x.worker for e in events if isinstance(e, WorkerExited) for x in e.exits}
-    machines = {
-        e.worker: e.machine
-        for e in events
-        if isinstance(e, WorkerStarted) and e.worker not in exited
-    }
+    alive = [e for e in events if isinstance(e, WorkerStarted) and e.worker not in exited]
+    machines = {e.worker: e.machine for e in alive}
     holders = {member.worker for member in members}
-    warm = {e.worker for e in events if isinstance(e, StandbyWarmed)} & machines.keys() - holders
+    warm = {
+        e.worker for e in events if isinstance(e, StandbyWarmed) and e.resident
+    } & machines.keys() - holders
     ends = [e for e in events if isinstance(e, JobCompleted | JobFailed)]
     stalls = [
         e
@@ -89,10 +97,12 @@ def view(records: Sequence[Recorded]) -> View:
         generation=newest.generation if newest is not None else 0,
         members=tuple(sorted(members, key=lambda member: member.rank)),
         machines=machines,
+        pids={e.worker: e.pid for e in alive},
         warm=frozenset(warm),
         former=frozenset(m.worker for plan in plans for m in plan.members) - holders,
         end=ends[0] if ends else None,
         stalled=stalls[-1] if stalls and not ends else None,
+        pending=pending([r for r in records if r.event.run == run]),
     )
 
 
@@ -106,12 +116,16 @@ def in_lines(view: View) -> list[str]:
         f" generation {view.generation}"
     ]
     for member in view.members:
-        here = "" if member.worker in view.machines else "  (gone)"
+        pid = view.pids.get(member.worker)
+        here = "  (gone)" if pid is None else f", pid {pid}"
         lines.append(f"  rank {member.rank:<4} {member.worker} on {member.machine}{here}")
     holders = {member.worker for member in view.members}
     spare = sorted(view.machines.keys() - holders - view.former)
-    states = (f"{w} ({'warm' if w in view.warm else 'warming up'})" for w in spare)
+    states = (
+        f"{w} ({'warm' if w in view.warm else 'warming up'}, pid {view.pids[w]})" for w in spare
+    )
     lines.append(f"  standbys  {', '.join(states) or 'none'}")
+    lines += [f"  moving    {each.in_words()}" for each in view.pending]
     if view.stalled is not None:
         lines.append(f"  stalled: {view.stalled.reason}; {view.stalled.unblocked_by}")
     match view.end:

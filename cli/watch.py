@@ -10,7 +10,7 @@ from trainmover.agent import requests
 from trainmover.bus.job import JobBus
 from trainmover.bus.nats import NatsBus
 from trainmover.bus.port import BusUnreachable, Message
-from trainmover.cli import flags, reach, session
+from trainmover.cli import flags, outlook, reach, session
 from trainmover.cli.console import for_reader
 from trainmover.cli.incidents import incidents
 from trainmover.cli.options import WrongUsage
@@ -66,7 +66,7 @@ async def _status(target: reach.Target) -> int:
         now = view(past.records)
         running = now.submitted is not None and now.end is None
         first = await _first(bus, target, now.submitted.run) if now.submitted and running else None
-    print("\n".join(in_lines(now)))
+    print("\n".join((*in_lines(now), *outlook.in_lines(outlook.outlook(past.records)))))
     if first is not None:
         print(f"  step {first.committed}{numbers(first)}")
     for incident in incidents(past.records):

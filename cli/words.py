@@ -7,6 +7,7 @@ from trainmover.schemas.events import (
     Exit,
     FaultInjected,
     InterruptionAnnounced,
+    InterruptionCancelled,
     JobCompleted,
     JobFailed,
     JobStalled,
@@ -21,6 +22,7 @@ from trainmover.schemas.events import (
     PeerLost,
     PoolExhausted,
     StandbyLost,
+    StandbyMismatched,
     StandbyWarmed,
     StepAborted,
     WorkerExited,
@@ -81,7 +83,12 @@ def _about_worker(event: Event) -> str:
         case WorkerRegistered():
             return f"{event.worker} at {', '.join(event.addresses)}"
         case StandbyWarmed():
-            return f"{event.worker} is warm for rank {event.rank} after {event.warm_s:.1f} s"
+            how = "by its tape" if event.replayed else "by itself"
+            what = event.role_class or f"rank {event.rank}"
+            stays = " and stays" if event.resident else ""
+            return f"{event.worker} is warm for {what} {how} after {event.warm_s:.1f} s{stays}"
+        case StandbyMismatched():
+            return f"{event.worker} is cold for {event.role_class}: {event.reason}"
         case StandbyLost():
             return f"{event.worker}: {event.reason}"
         case WorkerFailed() | WorkerSuspected():
@@ -111,8 +118,14 @@ def _about_migration(event: Event) -> str:
             return f"generation {event.generation}: {moves or 'same workers'} ({event.reason})"
         case InterruptionAnnounced():
             reason = event.reason or "no reason given"
-            return f"{event.kind} of {', '.join(event.workers)}: {reason}"
+            who = f"machine {event.machine}" if event.machine else ", ".join(event.workers)
+            return f"{event.kind} of {who}: {reason}"
+        case InterruptionCancelled():
+            return f"{event.interruption}: {event.reason or 'no reason given'}"
         case MigrationPrepared():
+            if event.unready:
+                late = ", ".join(event.unready)
+                return f"generation {event.generation}: {late} not ready, the deadline is near"
             return f"generation {event.generation}: joiners are ready, training goes on"
         case MigrationDecided():
             return f"generation {event.generation}: on from {event.target} committed steps"

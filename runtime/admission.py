@@ -11,7 +11,7 @@ class Mode(Enum):
     SETUP = "setup"
     """Before the first step: it runs."""
     ECHO = "echo"
-    """In shadow steps and on standbys: groups answer by themselves (design/standby.md)."""
+    """On standbys and joiners that set up: groups answer by themselves (design/standby.md)."""
     BLOCK = "block"
     """Inside `with step:`: it runs."""
     CLOSED = "closed"

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +20,7 @@ from trainmover.runtime.groups import LinkGroup
 from trainmover.runtime.topology import ring_edges
 
 BACKEND = "trainmover"
+Attach = Callable[[LinkEngine], None]
 _NAMED_RANKS = 32  # longer groups are named by a digest of their ranks
 
 _torchs_monitored_barrier = dist.monitored_barrier
@@ -29,10 +30,12 @@ _factory: "GroupFactory | None" = None  # torch's registry of backends is global
 class GroupFactory:
     """Makes the groups of one `init_process_group` and names them alike on all members."""
 
-    def __init__(self, wiring: Wiring, rank: int) -> None:
+    def __init__(self, wiring: Wiring, rank: int, attach: Attach | None = None) -> None:
+        """`attach` is called with the engine of each group before anything is issued on it."""
         self.groups: list[LinkGroup] = []
         self._rank = rank
         self._wiring = wiring
+        self._attach = attach
         self._made: Counter[str] = Counter()
 
     def make(self, ranks: Sequence[int], timeout: timedelta | None) -> LinkGroup | None:
@@ -52,6 +55,8 @@ class GroupFactory:
         if timeout not in (None, default_pg_timeout):
             wiring = replace(wiring, timeout_s=timeout.total_seconds())
         engine = LinkEngine(wiring, channel, ranks, list(ranks).index(self._rank))
+        if self._attach is not None:
+            self._attach(engine)
         group = LinkGroup(engine, self.make)
         self.groups.append(group)
         live = wiring.admission.mode is not Mode.ECHO and not wiring.fence.revoked
@@ -92,14 +97,16 @@ class GroupFactory:
         return f"{members}#{count}"
 
 
-def init_torch_distributed(wiring: Wiring, rank: int, world_size: int) -> GroupFactory:
+def init_torch_distributed(
+    wiring: Wiring, rank: int, world_size: int, attach: Attach | None = None
+) -> GroupFactory:
     """Initialise torch.distributed with our backend; the calling thread is the training thread.
 
     The store is local to the process. In echo mode, or before the first generation is open, groups
-    are only registered with the mesh; `Mesh.switch` opens their links.
+    are only registered with the mesh; `Mesh.switch` opens their links. `attach`: see GroupFactory.
     """
     global _factory
-    factory = _factory = GroupFactory(wiring, rank)
+    factory = _factory = GroupFactory(wiring, rank, attach)
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=["cpu"])
     dist.init_process_group(BACKEND, store=HashStore(), rank=rank, world_size=world_size)

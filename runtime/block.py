@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MADE_UP = (
-    "In this step, a shadow step, groups answer by themselves and what was received is made up: "
-    "guard what depends on it by step.shadow. Objects cannot be made up, so a PipelineStage of "
-    "torch must be given input_args and output_args; it would ask its neighbours for their shapes"
+    "This worker sets up without a tape of its role class: groups answer by themselves, and what "
+    "was received is made up. Guard what depends on it by step.shadow. Objects cannot be made up: "
+    "a PipelineStage of torch without input_args and output_args asks its neighbours for shapes"
 )
 
 
@@ -144,7 +144,7 @@ class Block(Step):
         if not self.shadow:
             run.send_late_extras(self.number)
         run.gate.block = self
-        run.admission.mode = Mode.ECHO if self.shadow else Mode.BLOCK
+        run.admission.mode = Mode.ECHO if self.shadow and not run.role.live else Mode.BLOCK
         phase = "shadow" if self.shadow else "step"
         if run.phase != phase:  # as a rule the commit before has said so
             run.beat(phase)
@@ -174,10 +174,13 @@ class Block(Step):
         if isinstance(error, Retired):
             raise error
         if self.shadow:
-            if error is not None and not isinstance(error, StepAborted):
-                if any(issued.op == "send" for issued in run.admission.trace or ()):
+            cut = run.role.live and run.generation_ended and isinstance(error, Exception)
+            if error is not None and not cut and not isinstance(error, StepAborted):
+                made_up = not run.role.live and not run.shadow.replays
+                if made_up and any(i.op == "send" for i in run.admission.trace or ()):
                     error.add_note(MADE_UP)
                 return False
+            run.settle()
             run.tracked.undo()
             return True
         undone = isinstance(error, StepAborted) or (

@@ -5,9 +5,8 @@ each piece of a message it follows the ring from that piece's first rank, howeve
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from trainmover.runtime.exchange import (
     Incoming,
     Landing,
     Outgoing,
+    frames,
     transfer,
     writing,
 )
@@ -31,8 +31,7 @@ Combine = Callable[[Tensor, Tensor, Tensor], None]
 _NOTHING = memoryview(b"")
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(NamedTuple):
     """A member's place in its group; links are None in a group of one."""
 
     rank: int
@@ -115,17 +114,18 @@ def all_reduce(call: Call, ring: Ring, flat: Tensor, reduce: str) -> None:
 
 
 def _all_reduce_small(call: Call, ring: Ring, flat: Tensor, reduce: str) -> None:
-    values = flat.new_empty(ring.size, flat.numel())
-    rows = values.unbind()
-    rows[ring.rank].copy_(flat)
-    views = _cut(raw(values.view(-1)), rows)
+    others = flat.new_empty(ring.size - 1, flat.numel())
+    rows, views = [*others], _cut(raw(others.view(-1)), others)
+    rows.insert(ring.rank, flat)
+    views.insert(ring.rank, raw(flat))
     _around(call, ring, views[ring.rank], _gathering(ring, views), flat.nbytes)
-    total, combine = rows[0], COMBINE[reduce]
-    for row in rows[1:]:
-        combine(total, row, total)
-    _average(total, ring.size, reduce)
     with writing(call, ring.prev):
-        flat.copy_(total)
+        total, combine = rows[0], COMBINE[reduce]
+        for row in rows[1:]:
+            out = flat if row is rows[-1] else total if row is flat else row
+            combine(total, row, out)
+            total = out
+        _average(flat, ring.size, reduce)
 
 
 def reduce_scatter(
@@ -161,7 +161,7 @@ def broadcast(call: Call, ring: Ring, flat: Tensor, root: int) -> None:
         _around(call, ring, view, [], len(view))
     else:
         last = ring.rank == (root - 1) % ring.size
-        _around(call, ring, _NOTHING, [Landing(len(view), view, onward=not last)], len(view))
+        _around(call, ring, _NOTHING, _kept(view, onward=not last), len(view))
 
 
 def reduce_to(call: Call, ring: Ring, flat: Tensor, root: int, reduce: str) -> None:
@@ -210,16 +210,12 @@ def _bytes(flat: Tensor | None) -> memoryview:
 def _around(
     call: Call, ring: Ring, first: memoryview, landings: Sequence[Landing], total: int
 ) -> None:
-    """Send `first` to the next rank, and from the one before take what `landings` say.
-
-    Pieces that are empty are neither sent nor taken.
-    """
+    """Send `first` to the next rank, and from the one before take what `landings` say."""
     if ring.next is None or ring.prev is None:
         return
-    landings = [landing for landing in landings if landing.size]
     out = Outgoing(call, ring.next, total)
-    if len(first):
-        out.put(first)
+    for frame in frames(first):
+        out.put(frame)
     transfer(call, out, Incoming(call, ring.prev, landings, total, out) if landings else None)
 
 
@@ -239,26 +235,39 @@ def _reducing(
     rank, size, combine = ring.rank, ring.size, COMBINE[reduce]
     values = torch.frombuffer
 
-    def apply(came: memoryview, mine: memoryview, out: memoryview) -> None:
-        combine(values(came, dtype=dtype), values(mine, dtype=dtype), values(out, dtype=dtype))
+    def apply(came: memoryview, mine: Tensor, out: memoryview) -> None:
+        value = values(came, dtype=dtype)
+        combine(value, mine, value if out is came else values(out, dtype=dtype))
 
-    def complete(came: memoryview, mine: memoryview, out: memoryview) -> None:
+    def complete(came: memoryview, mine: Tensor, out: memoryview) -> None:
         total = values(out, dtype=dtype)
-        combine(values(came, dtype=dtype), values(mine, dtype=dtype), total)
+        combine(values(came, dtype=dtype), mine, total)
         _average(total, size, reduce)
 
     landings = []
     for hop in range(size - 2):
-        mine = own[(rank - 2 - hop) % size]
-        landings.append(Landing(len(mine), None, onward=True, apply=apply, own=mine))
-    last = Landing(len(place), place, onward=goes_on, apply=complete, own=own[rank])
-    return [*landings, last]
+        for mine in frames(own[(rank - 2 - hop) % size]):
+            value = values(mine, dtype=dtype)  # here, where it is cheap: the caches are warm
+            landings.append(Landing(len(mine), None, onward=True, apply=apply, own=value))
+    for mine, part in zip(frames(own[rank]), frames(place), strict=True):
+        value = values(mine, dtype=dtype)
+        landings.append(Landing(len(part), part, onward=goes_on, apply=complete, own=value))
+    return landings
 
 
 def _gathering(ring: Ring, views: Sequence[memoryview]) -> list[Landing]:
     """Ring all-gather in n-1 hops; `views[rank]` is in place before, all of them after."""
-    coming = [views[ring.rank - hop] for hop in range(1, ring.size)]
-    return [Landing(len(view), view, onward=view is not coming[-1]) for view in coming]
+    last = ring.size - 1
+    return [
+        landing
+        for hop in range(1, ring.size)
+        for landing in _kept(views[ring.rank - hop], onward=hop < last)
+    ]
+
+
+def _kept(view: memoryview, onward: bool = False) -> list[Landing]:
+    """What takes `view` as it comes."""
+    return [Landing(len(frame), frame, onward) for frame in frames(view)]
 
 
 def _cut(view: memoryview, pieces: Iterable[Tensor]) -> list[memoryview]:
@@ -294,9 +303,10 @@ def receive(call: Call, link: Link, flat: Tensor) -> None:
 
 def _outgoing(call: Call, link: Link, view: memoryview) -> Outgoing:
     out = Outgoing(call, link, len(view))
-    out.put(view)
+    for frame in frames(view):
+        out.put(frame)
     return out
 
 
 def _incoming(call: Call, link: Link, view: memoryview) -> Incoming:
-    return Incoming(call, link, [Landing(len(view), view)], len(view))
+    return Incoming(call, link, _kept(view), len(view))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainmover.runtime.batches import Batches
-from trainmover.runtime.binding import PROGRAM_AXES, Binding
+from trainmover.runtime.binding import Binding
 from trainmover.runtime.gate import Gate
 from trainmover.runtime.seat import Role
 from trainmover.runtime.step import Step
@@ -88,9 +88,9 @@ class Context:
         return self._run.shadowing
 
     def coordinate(self, axis: str) -> int:
-        if axis not in PROGRAM_AXES:
-            self._run.binding.check(f"ctx.coordinate({axis!r})")
-        return self.layout.coordinate(self._run.role.rank, axis)
+        rank, layout = self._run.role.rank, self.layout
+        self._run.binding.check_coordinate(axis, rank, layout)
+        return layout.coordinate(rank, axis)
 
     def size(self, axis: str) -> int:
         return self.layout.size(axis)
@@ -172,7 +172,7 @@ class Context:
             raise ValueError(f"total counts updates and is not negative, got {total}")
         return self._run.steps(total, closing)
 
-    def on_assigned(self, function: Callable[[], None]) -> None:
+    def on_assigned(self, function: Callable[[], object]) -> None:
         """Run `function` before the first step, once the rank is fixed: at the start, and again at
         a promotion. Open writers there, seed by rank there."""
         self._run.binding.on_assigned.append(function)

@@ -1,13 +1,15 @@
 """The bus thread of a worker: commands in, answers out; nothing else rides on this connection.
 
-The training thread never waits for it, and it never waits for the training thread longer than
-`ANSWER_WITHIN_S`: an answer says where the worker is, the mover asks again.
+The training thread never waits for it but for objects (tapes, in set-up), and it never waits for
+the training thread longer than `ANSWER_WITHIN_S`: an answer says where the worker is, the mover
+asks again.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
@@ -39,6 +41,8 @@ from trainmover.telemetry.spans import Tracer
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 CONNECT_S = 30.0
 
 
@@ -49,6 +53,7 @@ class Control:
         self._env, self._links, self._tracer = env, links, tracer
         self.seat = Seat(env.worker, self._wake)
         self.seat.over = self._trace
+        self._bus: JobBus | None = None
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._waiters = 0
@@ -82,7 +87,7 @@ class Control:
 
     async def _serve(self) -> None:
         env = self._env
-        bus = JobBus(
+        bus = self._bus = JobBus(
             await connect(env.bus, env.job, deadline_s=CONNECT_S),
             job=env.job,
             run=env.run,
@@ -93,6 +98,30 @@ class Control:
         self._started.set()
         await self._stop.wait()
         await bus.close()
+
+    # ---- objects, for the training thread
+
+    def put(self, name: str, data: bytes, within_s: float) -> None:
+        """Store an object of the job. Blocks. Raises BusError; TimeoutError after `within_s`."""
+        assert self._bus is not None, "the control thread was not started"
+        self._await(self._bus.put(name, data), within_s)
+
+    def get(self, name: str, within_s: float) -> bytes:
+        """An object of the job. Blocks. Raises BusError; TimeoutError after `within_s`."""
+        assert self._bus is not None, "the control thread was not started"
+        return self._await(self._bus.get(name), within_s)
+
+    def _await(self, call: Coroutine[Any, Any, T], within_s: float) -> T:
+        async def within() -> T:
+            async with asyncio.timeout(within_s):
+                return await call
+
+        return asyncio.run_coroutine_threadsafe(within(), self._loop).result(within_s + 1)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have this thread do it. Takes no lock: a signal handler may."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
 
     # ---- commands
 
@@ -124,6 +153,7 @@ class Control:
                     await self._until(lambda: self._resumed(command))
             case Retire():
                 seat.retire(command)
+                self._links.retire()
         return seat.answer()
 
     async def _obeyed(self, command: Decided | Pull | Switch, stage: Stage) -> None:

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -19,6 +19,19 @@ from trainmover.runtime.link import Link, LinkBroken
 from trainmover.runtime.mesh import Mesh
 from trainmover.runtime.wire import Op, Refused
 from trainmover.runtime.work import Lane, LinkWork
+
+log = structlog.get_logger()
+
+
+class _Numbers(dict[str, int]):
+    """How many were issued, by lane; each begins behind `first`."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self._first = first
+
+    def __missing__(self, lane: str) -> int:
+        return self._first
 
 
 @dataclass
@@ -48,7 +61,7 @@ class LinkEngine:
         self.issued = 0
         """Collectives issued in this generation; direct sends and receives count apart."""
         self._generation = -1
-        self._sent: Counter[str] = Counter()
+        self._sent = _Numbers(0)
         self._broken_in = -1
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
@@ -89,7 +102,7 @@ class LinkEngine:
             queue = self._lanes[lane]
             claimed = (inline or len(self.ranks) == 1) and queue.claim()
             if not claimed:
-                work.help = partial(queue.help, job)
+                work.help, work.hurry = partial(queue.help, job), queue.hurry
                 queue.submit(job)
         if claimed:
             try:
@@ -113,6 +126,25 @@ class LinkEngine:
         except (ConnectionError, Refused) as error:
             raise LinkBroken(rank, "its worker", channel, str(error)) from error
 
+    def settle(self) -> None:
+        """Block until everything that was issued has ended, well or not, or raise TimeoutError."""
+        with self._lock:
+            works = list(self._works)
+        for work in works:
+            try:
+                work.wait()
+            except TimeoutError:
+                raise
+            except Exception as error:  # of interest to its waiters, if there are any
+                log.debug("settle.failed", op=work.issued.op, error=str(error))
+
+    def count_from(self, number: int) -> None:
+        """The next collectives of this generation are numbered from `number` on, on every member:
+        what a peer has sent before, and nobody has received, is not taken for one of them."""
+        with self._lock:
+            self._generation = self.wiring.fence.generation
+            self.issued, self._sent = number, _Numbers(number)
+
     def close(self, deadline_s: float) -> None:
         """End the threads; raises TimeoutError while a collective runs in a live generation."""
         self.wiring.fence.unwatch(self._spoil)
@@ -121,8 +153,7 @@ class LinkEngine:
 
     def _next(self, generation: int, lane: str) -> int:
         if generation != self._generation:
-            self._generation, self.issued = generation, 0
-            self._sent.clear()
+            self._generation, self.issued, self._sent = generation, 0, _Numbers(0)
         if lane == "ring":
             self.issued += 1
             return self.issued

@@ -38,44 +38,53 @@ class Call(NamedTuple):
     tag: int = 0
 
 
-Apply = Callable[[memoryview, memoryview, memoryview], None]
+Apply = Callable[[memoryview, torch.Tensor, memoryview], None]
 """(what came, own values, out), all of one size; `out` may be what came."""
 
 
 class Landing(NamedTuple):
-    """What becomes of a piece that arrives."""
+    """What becomes of a frame that arrives."""
 
     size: int
-    """Bytes, not 0."""
+    """Its bytes; sender and receiver cut a piece into the same `frames`."""
     place: memoryview | None
     """Where it is kept; None: it is only sent on."""
     onward: bool = False
     """Whether it is sent on."""
     apply: Apply | None = None
     """Makes what is kept and sent on; None: it is taken as it is."""
-    own: memoryview | None = None
+    own: torch.Tensor | None = None
     """With `apply`: the own values."""
 
 
+def frames(piece: memoryview) -> list[memoryview]:
+    """The parts of `piece` that travel as a frame each; none of an empty one."""
+    return [piece[i : i + FRAME_BYTES] for i in range(0, len(piece), FRAME_BYTES)]
+
+
 class Outgoing:
-    """Pieces on their way to one peer, as frames."""
+    """Frames on their way to one peer."""
 
     def __init__(self, call: Call, link: Link, total: int) -> None:
         self.link = link
         self.blocked = False
         """Whether it waits for the socket."""
         self._call, self._total = call, total
-        self._pieces: deque[memoryview] = deque()  # what is left of them
+        self._frames: deque[memoryview] = deque()
         self._frame_bytes = 0
+        hooked = frame_hook is not None and call.op is Op.ALL_REDUCE
+        self._at_most = _HOOK_BYTES if hooked else None
+        self._shares = link.shares and not hooked
+        self._heads: dict[tuple[int, Kind], bytes] = {}
 
     @property
     def done(self) -> bool:
         """Whether all that was put has left."""
-        return not self._pieces and not self.blocked
+        return not self._frames and not self.blocked
 
-    def put(self, piece: memoryview) -> None:
-        """Have `advance` send `piece`, which is not empty and keeps its values until then."""
-        self._pieces.append(piece)
+    def put(self, frame: memoryview) -> None:
+        """Have `advance` send `frame`, which is not empty and keeps its values until then."""
+        self._frames.append(frame)
 
     def advance(self, *, full: bool = False) -> bool:
         """Send what there is room for; True when a frame was finished. Never blocks.
@@ -83,19 +92,22 @@ class Outgoing:
         With `full` a frame may take the socket where shared memory is full.
         """
         progressed = False
-        at_most = _HOOK_BYTES if self._hooked else None
-        link, pieces = self.link, self._pieces
-        while self.blocked or pieces:
+        generation, link, at_most = self._call.generation, self.link, self._at_most
+        while self.blocked or self._frames:
             if self.blocked:
-                gone = link.flush(self._call.generation, at_most)
+                gone = link.flush(generation, at_most)
             else:
-                room = 0
-                if at_most is None and link.shares and len(pieces[0]) >= MIN_BYTES:
-                    room = link.room_shared
-                    if not room and not full:
+                size = len(self._frames[0])
+                shared = self._shares and size >= MIN_BYTES and link.is_room
+                if self._shares and size >= MIN_BYTES and not shared:
+                    if not full:
                         break
-                gone = self._start(room, at_most)
-                full = False
+                    full = False
+                body, self._frame_bytes = self._frames.popleft(), HEADER_BYTES + size
+                if shared:
+                    gone = link.share(generation, self._head(size, Kind.SHARED), body)
+                else:
+                    gone = link.push(generation, self._head(size, Kind.DATA), body, at_most)
             if at_most is not None and frame_hook is not None:
                 frame_hook(link.channel, self._frame_bytes - link.unsent_bytes)
             self.blocked = not gone
@@ -104,40 +116,28 @@ class Outgoing:
             progressed = True
         return progressed
 
-    def compose(self, came: memoryview, own: memoryview, apply: Apply) -> bool:
+    def compose(self, came: memoryview, own: torch.Tensor, apply: Apply) -> bool:
         """Apply straight into the memory where the peer will read it; False: not possible now."""
         size = len(came)
-        if self._pieces or self.blocked or size < MIN_BYTES or self._hooked:
+        if not self._shares or size < MIN_BYTES or not self.done or not self.link.is_room:
             return False
-        if not self.link.room_shared:
-            return False
-        head = self._header(size, Kind.SHARED)
-        gone = self.link.compose(self._call.generation, head, lambda slot: apply(came, own, slot))
+        head = self._head(size, Kind.SHARED)
+        generation = self._call.generation
+        gone = self.link.compose(generation, head, size, lambda slot: apply(came, own, slot))
         self.blocked = not gone
         return True
 
-    @property
-    def _hooked(self) -> bool:
-        return frame_hook is not None and self._call.op is Op.ALL_REDUCE
-
-    def _start(self, room: int, at_most: int | None) -> bool:
-        body, most = self._pieces.popleft(), room or FRAME_BYTES
-        if len(body) > most:
-            self._pieces.appendleft(body[most:])
-            body = body[:most]
-        self._frame_bytes = HEADER_BYTES + len(body)
-        generation = self._call.generation
-        if room:
-            return self.link.share(generation, self._header(len(body), Kind.SHARED), body)
-        return self.link.push(generation, self._header(len(body), Kind.DATA), body, at_most)
-
-    def _header(self, size: int, kind: Kind) -> Header:
-        call = self._call
-        return Header(size, call.generation, call.tag, call.seq, kind, call.op, self._total)
+    def _head(self, size: int, kind: Kind) -> bytes:
+        head = self._heads.get((size, kind))
+        if head is None:
+            call = self._call
+            header = Header(size, call.generation, call.tag, call.seq, kind, call.op, self._total)
+            head = self._heads[size, kind] = header.pack()
+        return head
 
 
 class Incoming:
-    """Pieces on their way from one peer, in the order of `landings`; none is empty.
+    """Frames on their way from one peer, in the order of `landings`.
 
     What is to be sent on is put to `onward`.
     """
@@ -154,92 +154,81 @@ class Incoming:
         self._call, self._total, self._onward = call, total, onward
         self._landings = iter(landings)
         self._landing = next(self._landings, None)
-        self._start = 0  # of the frame in its piece
-        self._frame = 0  # bytes of the frame being received, 0 between frames
-        self._got = 0  # of this frame
+        self._got = 0  # of its frame
         self._scratch = _NOTHING  # for frames from the socket that are to be combined
+        self._lent = False  # whether `onward` was given it
 
     @property
     def done(self) -> bool:
-        """Whether all bytes have arrived."""
+        """Whether all frames have arrived."""
         return self._landing is None
 
     def advance(self) -> bool:
-        """Take what is here, one frame of what is sent on; True when anything was. Never blocks.
+        """Take what is here, one frame of what is sent on; True when one was finished.
 
-        Raises CollectiveMismatch before a byte of another message is copied.
+        Never blocks; where it stops, nothing more is here. Raises CollectiveMismatch before a byte
+        of another message is copied.
         """
         progressed = False
         while (landing := self._landing) is not None:
-            if not self._frame:
-                header = self.link.header(self._call.generation)
-                if header is None:
-                    return progressed
-                self._check(header, landing)
-                self._frame, self._got = header.payload, 0
-            if not self._take(landing):
-                return progressed
+            with writing(self._call, self.link):
+                if not self._take(landing):
+                    break
             progressed = True
-            if self._got < self._frame:
-                continue
-            self._start += self._frame
-            self._frame = 0
-            if self._start == landing.size:
-                self._landing, self._start = next(self._landings, None), 0
+            self._landing, self._got = next(self._landings, None), 0
             if landing.onward:
                 break
         return progressed
 
     def _take(self, landing: Landing) -> bool:
-        """Receive of the current frame what is here; False: nothing."""
-        part = slice(self._start, self._start + self._frame)
-        with writing(self._call, self.link):
-            payload = self.link.shared()
-            if payload is not None:
-                self._land(landing, part, payload)
-                self.link.used()
-                self._got = self._frame
-                return True
-        if landing.apply is None:
-            assert landing.place is not None
-            into = landing.place[part]
-        else:
-            self._scratch = self._scratch or _fresh(FRAME_BYTES)
-            into = self._scratch[: self._frame]
-        got = self.link.body(self._call.generation, into[self._got :])
-        self._got += got
-        if self._got == self._frame:
-            with writing(self._call, self.link):
-                self._land(landing, part, into, scratch=True)
-        return got > 0
+        """Receive what is here of a frame; True when it has landed. Lock held."""
+        link = self.link
+        header = link.header()
+        if header is None:
+            return False
+        if not self._got:
+            self._check(header, landing)
+        if header.kind is Kind.SHARED:
+            self._land(landing, link.shared(), ours=False)
+            link.used()
+            return True
+        into = landing.place
+        if into is None or landing.apply is not None:
+            into = self._free_scratch()[: landing.size]
+        self._got += link.body(into[self._got :] if self._got else into)
+        if self._got < landing.size:
+            return False
+        self._land(landing, into, ours=True)
+        return True
 
-    def _land(
-        self, landing: Landing, part: slice, payload: memoryview, *, scratch: bool = False
-    ) -> None:
-        """Make of a whole frame, `part` of its piece, what it is to be. Lock held.
+    def _land(self, landing: Landing, came: memoryview, *, ours: bool) -> None:
+        """Make of a frame what it is to be. Lock held.
 
-        `scratch`: the payload lies in memory of ours, or in its place already.
+        `ours`: it lies in memory of ours, or in its place already.
         """
-        out, place = self._onward, landing.place
-        result = None if place is None else place[part]
+        out, kept = self._onward, landing.place
         if landing.apply is None:
-            if not scratch:
-                assert result is not None
-                result[:] = payload
+            assert kept is not None
+            if not ours:
+                kept[:] = came
         else:
             assert landing.own is not None
-            own = landing.own[part]
-            if result is None:
+            if kept is None:
                 assert out is not None
-                if out.compose(payload, own, landing.apply):
+                if out.compose(came, landing.own, landing.apply):
                     return
-                result = payload if scratch else _fresh(len(payload))
-                self._scratch = _NOTHING
-            landing.apply(payload, own, result)
+                kept, self._lent = (came, True) if ours else (_fresh(len(came)), self._lent)
+            landing.apply(came, landing.own, kept)
         if landing.onward:
             assert out is not None
-            assert result is not None
-            out.put(result)
+            out.put(kept)
+
+    def _free_scratch(self) -> memoryview:
+        """Memory for a frame, none of which waits to be sent on."""
+        lent, self._lent = self._lent, False
+        if not self._scratch or (lent and self._onward and not self._onward.done):
+            self._scratch = _fresh(FRAME_BYTES)
+        return self._scratch
 
     def _check(self, header: Header, landing: Landing) -> None:
         call = self._call
@@ -249,7 +238,7 @@ class Incoming:
             or header.seq != call.seq
             or header.step != call.tag
             or header.total != self._total
-            or not 0 < header.payload <= landing.size - self._start
+            or header.payload != landing.size
         ):
             raise CollectiveMismatch(
                 f"group {call.group}: expected {call.op.name} number {call.seq} (tag {call.tag}) "

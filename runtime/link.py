@@ -16,7 +16,6 @@ from trainmover.runtime.fence import Fence
 from trainmover.runtime.shm import Memory
 from trainmover.runtime.wire import (
     HEADER_BYTES,
-    SHARED_BYTES,
     Header,
     Kind,
     Op,
@@ -25,7 +24,7 @@ from trainmover.runtime.wire import (
     unpack_header,
 )
 
-_READ_BYTES = 4096  # small messages come with their header in one system call; more copies more
+_READ_BYTES = 8192  # small messages come with their header in one system call
 _MESSAGES_BYTES = 16 * 1024  # a rank's extras of one step and its vote come in one system call
 _DRAIN_BYTES = 64 * 1024
 _NOTHING = memoryview(b"")
@@ -90,7 +89,7 @@ class Link:
         self._fence, self._memory = fence, memory
         self.shares = memory is not None
         """Whether payloads can lie in shared memory."""
-        self._head, self._body = _NOTHING, _NOTHING  # what is left of the frame being sent
+        self._head, self._body = b"", _NOTHING  # what is left of the frame being sent
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._buffer = bytearray(_READ_BYTES)  # received and not yet looked at: [_low, _high)
         self._low = self._high = 0
@@ -123,42 +122,45 @@ class Link:
     # Sending
 
     def push(
-        self, generation: int, header: Header, body: memoryview, at_most: int | None = None
+        self, generation: int, head: bytes, body: memoryview, at_most: int | None = None
     ) -> bool:
-        """Start to send one frame; True when all of it is gone. The one before must be."""
+        """Start to send one frame; True when all of it is gone. The one before must be.
+
+        `head`: its packed header.
+        """
         with self.lock:
             self._fence.check(generation)
-            self._head, self._body = memoryview(header.pack()), body
+            self._head, self._body = head, body
             return self._flush(at_most)
 
-    def share(self, generation: int, header: Header, body: memoryview) -> bool:
-        """`push` with the payload in shared memory; `room_shared` says how much there is."""
+    def share(self, generation: int, head: bytes, body: memoryview) -> bool:
+        """`push` with the payload in shared memory, where there `is_room`."""
         with self.lock:
             self._fence.check(generation)
             assert self._memory is not None
-            self._memory.out.next()[: header.payload] = body
-            return self._shared(header)
+            self._memory.out.next()[: len(body)] = body
+            return self._put(head)
 
-    def compose(self, generation: int, header: Header, write: Callable[[memoryview], None]) -> bool:
+    def compose(
+        self, generation: int, head: bytes, size: int, write: Callable[[memoryview], None]
+    ) -> bool:
         """`share` of a payload that `write` makes in its slot, with the lock held."""
         with self.lock:
             self._fence.check(generation)
             assert self._memory is not None
-            write(self._memory.out.next()[: header.payload])
-            return self._shared(header)
+            write(self._memory.out.next()[:size])
+            return self._put(head)
 
-    def _shared(self, header: Header) -> bool:
+    def _put(self, head: bytes) -> bool:
         assert self._memory is not None
         self._memory.out.put()
-        self._head, self._body = memoryview(header.pack()), _NOTHING
+        self._head, self._body = head, _NOTHING
         return self._flush(None)
 
     @property
-    def room_shared(self) -> int:
-        """Bytes that the next payload in shared memory may have; 0 when there is no room now."""
-        if self._memory is None or self._memory.out.full:
-            return 0
-        return SHARED_BYTES
+    def is_room(self) -> bool:
+        """Whether the next payload can lie in shared memory now."""
+        return self._memory is not None and not self._memory.out.full
 
     def flush(self, generation: int, at_most: int | None = None) -> bool:
         """Go on sending, `at_most` so many bytes; True when nothing is left to send."""
@@ -175,7 +177,7 @@ class Link:
                 self._queue.extend(frames)
             else:
                 head, body = frames[0]
-                self._head, self._body = memoryview(head), memoryview(body)
+                self._head, self._body = head, memoryview(body)
             return self._flush(None)
 
     def queue(self, kind: Kind, step: int, payload: bytes, seq: int = 0) -> None:
@@ -200,7 +202,7 @@ class Link:
                 if not self._queue:
                     return True
                 head, body = self._queue.popleft()
-                self._head, self._body = memoryview(head), memoryview(body)
+                self._head, self._body = head, memoryview(body)
             try:
                 if at_most is None:
                     sent = self._open_socket().sendmsg((self._head, self._body))
@@ -211,42 +213,59 @@ class Link:
             except OSError as error:
                 raise self.broken(f"sending failed: {error}") from error
             if sent == len(self._head) + len(self._body) and at_most is None and not self._queue:
-                self._head = self._body = _NOTHING
+                self._head, self._body = b"", _NOTHING
                 return True
             in_head = min(sent, len(self._head))
             self._head, self._body = self._head[in_head:], self._body[sent - in_head :]
             if at_most is not None:
                 return not self.unsent_bytes
 
-    # Receiving
+    # Receiving: whoever calls the next four holds the lock, and has checked the fence under it
 
-    def header(self, generation: int) -> Header | None:
-        """Header of the frame that comes next; None while it is not here.
+    def header(self) -> Header | None:
+        """Header of the frame that comes next, or is being received; None while it is not here.
 
         Frames of older generations are dropped on the way; one of a newer generation waits.
         """
-        with self.lock:
-            self._fence.check(generation)
-            return self._next_header()
+        while True:
+            if self._frame is None and not self._fill_header():
+                return None
+            assert self._frame is not None
+            if self._frame.generation == self.generation:
+                return self._frame
+            if self._frame.generation > self.generation or not self._drain():
+                return None
 
-    def body(self, generation: int, view: memoryview) -> int:
+    def body(self, view: memoryview) -> int:
         """Copy into `view` what is here of the current frame; returns the bytes copied.
 
-        `view` is written before this returns or never. Call it once for an empty frame too.
+        Fewer than were to come: no more is here. Call it once for an empty frame too. Not for one
+        in shared memory.
         """
-        with self.lock:
-            self._fence.check(generation)
-            return self._take(view)
+        want = min(len(view), self._left)
+        got = min(want, self._high - self._low)
+        if got:
+            view[:got] = memoryview(self._buffer)[self._low : self._low + got]
+            self._low += got
+        if got < want == self._left:  # nothing is buffered: the next header may come along
+            came = self._receive(view[got:want], memoryview(self._buffer)[:HEADER_BYTES])
+            self._low, self._high = 0, max(0, came - want + got)
+            got = min(want, got + came)
+        elif got < want:
+            got += self._receive(view[got:want])
+        self._left -= got
+        if not self._left:
+            self._frame = None
+        return got
 
-    def shared(self) -> memoryview | None:
-        """The whole payload of the current frame where it lies in shared memory. Lock held."""
-        if self._frame is None or self._frame.kind is not Kind.SHARED:
-            return None
+    def shared(self) -> memoryview:
+        """The whole payload of the current frame, whose kind is SHARED."""
+        assert self._frame is not None
         assert self._memory is not None
         return self._memory.into.oldest()[: self._frame.payload]
 
     def used(self) -> None:
-        """`shared` was read to its end: the current frame is over. Lock held."""
+        """`shared` was read to its end: the current frame is over."""
         assert self._memory is not None
         self._memory.into.free()
         self._left, self._frame = 0, None
@@ -259,7 +278,7 @@ class Link:
             if len(self._buffer) < _MESSAGES_BYTES:
                 self._buffer.extend(bytes(_MESSAGES_BYTES - len(self._buffer)))
             while not complete or self._high - self._low >= HEADER_BYTES:
-                header = self._next_header()
+                header = self.header()
                 if header is None:
                     break
                 end = self._low + self._left
@@ -268,7 +287,7 @@ class Link:
                     self._low, self._left, self._frame = end, 0, None
                     continue
                 piece = bytearray(self._left)
-                got = self._take(memoryview(piece))
+                got = self.body(memoryview(piece))
                 self._message += memoryview(piece)[:got]
                 if self._frame is not None:
                     break
@@ -281,16 +300,6 @@ class Link:
     def holds_newer(self) -> bool:
         """Whether a frame of a newer generation waits, so that polling for input is no use."""
         return self._frame is not None and self._frame.generation > self.generation
-
-    def _next_header(self) -> Header | None:
-        while True:
-            if self._frame is None and not self._fill_header():
-                return None
-            assert self._frame is not None
-            if self._frame.generation == self.generation:
-                return self._frame
-            if self._frame.generation > self.generation or not self._drain():
-                return None
 
     def _fill_header(self) -> bool:
         while self._high - self._low < HEADER_BYTES:
@@ -313,37 +322,20 @@ class Link:
         return True
 
     def _drain(self) -> bool:
+        assert self._frame is not None
+        if self._frame.kind is Kind.SHARED:
+            self.used()
+            return True
         scratch = memoryview(bytearray(min(self._left, _DRAIN_BYTES)))
         while self._left:
-            if not self._take(scratch):
+            if not self.body(scratch):
                 return False
         self._frame = None
         return True
 
-    def _take(self, view: memoryview) -> int:
-        want = min(len(view), self._left)
-        if (payload := self.shared()) is not None:
-            at = len(payload) - self._left
-            view[:want] = payload[at : at + want]
-            self._left -= want
-            if not self._left:
-                self.used()
-            return want
-        buffered = min(want, self._high - self._low)
-        if buffered:
-            view[:buffered] = self._buffer[self._low : self._low + buffered]
-            self._low += buffered
-        got = buffered
-        if want > buffered:
-            got += self._receive(view[buffered:want])
-        self._left -= got
-        if not self._left:
-            self._frame = None
-        return got
-
-    def _receive(self, view: memoryview) -> int:
+    def _receive(self, *views: memoryview) -> int:
         try:
-            got = self._open_socket().recv_into(view)
+            got = self._open_socket().recvmsg_into(views)[0]
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -378,12 +370,12 @@ class Link:
         with self.lock:
             sent = self._flush(None)
             if self._marked_generation != self.generation:
-                header = self._next_header()
+                header = self.header()
                 if header is None:
                     return False
                 if header.kind is not Kind.MARKER:
                     raise self.broken(f"expected a marker, got {header.kind.name}")
-                self._take(_NOTHING)
+                self.body(_NOTHING)
                 self._marked_generation = self.generation
             return sent
 

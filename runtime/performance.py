@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 import torch
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from trainmover.runtime import dtensors, rng
 from trainmover.runtime.admission import Admission, Issued, Mode
 from trainmover.runtime.backend import init_torch_distributed, shutdown_torch_distributed
-from trainmover.runtime.binding import Binding, same_role_class
+from trainmover.runtime.binding import Binding
 from trainmover.runtime.block import Block
 from trainmover.runtime.commit import Phase
+from trainmover.runtime.compiled import keep_out_of_graphs
 from trainmover.runtime.engine import Wiring
 from trainmover.runtime.faults import Faults
 from trainmover.runtime.gate import Gate
@@ -31,8 +33,11 @@ from trainmover.runtime.points import arm_points
 from trainmover.runtime.recovery import Recovery, Rerun, Retired
 from trainmover.runtime.reporting import Reporter
 from trainmover.runtime.seat import Role, Seat
+from trainmover.runtime.shadow import Shadow
 from trainmover.runtime.step import Step, give
 from trainmover.runtime.steplog import StepLog
+from trainmover.runtime.tape import Tape, TapeMismatch
+from trainmover.runtime.tapes import Tapes
 from trainmover.runtime.tracked import Tracked
 from trainmover.runtime.vote import Vote
 from trainmover.schemas.environment import WorkerEnvironment
@@ -45,8 +50,6 @@ COLLECTIVE_S = 1800.0
 """As torch's default for gloo: a rank may load or evaluate that long while others wait."""
 TAIL_STEPS = 3
 """In so many steps a collective after the optimizer is looked for."""
-MIN_SHADOW, MAX_SHADOW = 2, 5
-"""DDP needs 2 steps to settle, with static_graph 3 (measured; docs/design/standby.md)."""
 
 
 class Performance:
@@ -61,9 +64,16 @@ class Performance:
         links: Links,
         reporter: Reporter,
         binding: Binding,
+        *,
+        tapes: Tapes | None = None,
+        tape: Tape | None = None,
+        warmed: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`tapes` takes what a representative records in a live set-up; elsewhere `tape` answers
+        for the other ranks, None: groups echo. `warmed` ends a standby's warm-up; whether it stays
+        in this role class."""
         self.env, self.role, self.seat, self.links, self.reporter = env, role, seat, links, reporter
-        self.binding = binding
+        self.binding, self._warmed = binding, warmed
         self.local_rank, self.device = env.local_index, torch.device("cpu")
         self.news = News(env, seat, reporter)
         self.axis_groups: dict[str, dist.ProcessGroup] = {}
@@ -81,9 +91,10 @@ class Performance:
         self.reported: dict[str, float] = {}
         self.averages: dict[str, float] = {}
         self.replica_digests: dict[str, str] = {}
-        self._compare_replicas = True
-        """After the first commit, the first one of each later generation, and the last but one:
-        what a script forgot to track, or declared wrongly, shows as a difference."""
+        self._compare_after = 1 if role.live else 2
+        """So many commits: the first, the second of each later generation (the first ends a
+        downtime), and in any case the last but one. What a script forgot to track, or declared
+        wrongly, shows as a difference."""
         self.stop_wanted = False
         self.let_update = False
         self.before_update: Callable[[], None] | None = None
@@ -99,6 +110,7 @@ class Performance:
         """What was said last of what this rank does."""
         self._armed_step = 0
         self._bound = "set-up" if role.live else "again"
+        self._setup_s = 0.0
         self._wiring = Wiring(
             mesh=links.data,
             fence=links.data_fence,
@@ -109,7 +121,11 @@ class Performance:
         )
         self._set_variables()
         rng.seed_rank(role.rank)
-        self.factory = init_torch_distributed(self._wiring, role.rank, role.layout.world_size)
+        self.shadow = Shadow(self, tapes, tape)
+        hook = self.shadow.hook
+        self.factory = init_torch_distributed(
+            self._wiring, role.rank, role.layout.world_size, hook.attach if hook else None
+        )
 
     def _set_variables(self) -> None:
         """torchrun's variables keep their meaning."""
@@ -121,15 +137,16 @@ class Performance:
 
     def _rebind(self, role: Role) -> bool:
         """Go on with the parked call as another rank; False: `train` has to run again."""
+        started = time.monotonic()
         layout, groups = role.layout, self.factory.groups
         world = tuple(range(layout.world_size))
         axes = {group: axis for axis, group in self.axis_groups.items()}
         known = all(g.engine.ranks == world or g in axes for g in groups)
-        same = same_role_class(layout, self.role.rank, role.rank)
+        serves = self.binding.can_go_on(layout, self.role.rank, role.rank)
         bound = self.tracked.dtensors  # their mesh has the coordinates of the rank it was made for
-        if not (self.binding.rebindable and self.in_loop and known and same and not bound):
+        if not (serves and self.in_loop and known and not bound):
             return False
-        self.role = self.seat.role = role
+        self.role = self.seat.role = replace(role, role_class=self.role.role_class)
         self._set_variables()
         self.links.renew(role.placement)
         self._wiring.mesh = self.links.data
@@ -144,7 +161,7 @@ class Performance:
         self.shadowing = False
         self.binding.assigned()
         self.steplog = StepLog(self.env.step_digests, role.rank, self.env.worker)
-        self._bound = "rebound"
+        self._bound, self._setup_s = "rebound", time.monotonic() - started
         return True
 
     def close(self) -> None:
@@ -161,12 +178,13 @@ class Performance:
         self.seat.loop = self.loop
         self.gate.running = True
         self.gate.watch(self.tracked.optimizers)
+        keep_out_of_graphs()
         self.tracked.check()
         self.admission.mode = Mode.CLOSED
         if self.role.generation:
             self.binding.assigned()
         self.binding.open, self.shadowing = False, True
-        yield from self._shadow_steps()
+        yield from self.shadow.steps()
         self._take_part()
         self.shadowing = False
         while True:
@@ -176,7 +194,9 @@ class Performance:
             if self.seat.position.ended:
                 self.beat("parked")
                 self.recovery.park()
-                self._compare_replicas = True
+                self._compare_after = 2
+            if self.seat.retired is not None:  # the job is over before its steps are
+                raise Retired(self.seat.retired)
             number = self.seat.position.committed
             if number >= self.loop.blocks:
                 break
@@ -186,48 +206,18 @@ class Performance:
                 self.hit("between")
         self._end_of_loop()
 
-    def _shadow_steps(self) -> Iterator[Step]:
-        """Until two in a row issue the same collectives; no communication, nothing stays."""
-        trace: list[Issued] | None = None
-        for count in range(1, MAX_SHADOW + 1):
-            self._leave_if_told()
-            self.admission.trace = []
-            yield self._shadow()
-            before, trace = trace, self.admission.trace
-            if count >= MIN_SHADOW and before == trace:
-                break
-        self.admission.trace = None
-        if not self.role.live:
-            # Lazy optimizer state and its kernels; a donor's state overwrites what it computes.
-            self.let_update = True
-            yield self._shadow()
-            self.let_update = False
-
-    def _shadow(self) -> Block:
-        return Block(self, 0, closing=self.loop.total == 0, shadow=True)
-
-    def _leave_if_told(self) -> None:
-        """A standby whose rank is decided, or a set-up that starts over, does not go on."""
-        with self.seat.cond:
-            decided, ahead = self.seat.decided, self.seat.ahead.due
-            if self.seat.retired is not None:
-                raise Retired(self.seat.retired)
-            if decided and (decided.setup_again or self.role.generation == 0):
-                raise Rerun
-            if ahead and self.role.generation == 0:
-                raise Rerun
-
     def _take_part(self) -> None:
         """Parks a standby or a joiner; a rank of a live set-up puts its extras at its buddies."""
         seat = self.seat
         with seat.cond:
             seat.set_up = True
             seat.notify()
-        seconds = time.monotonic() - self.started
+        self._setup_s = time.monotonic() - self.started
         if self.role.live:
+            self.shadow.store()
             self._first_extras()
         elif self.role.generation == 0:
-            self.news.say(StandbyWarmed, rank=self.role.rank, warm_s=seconds)
+            self._say_warm()
             self.beat("standby")
             self.recovery.park()
         else:
@@ -241,9 +231,27 @@ class Performance:
             rank=self.role.rank,
             generation=seat.position.generation,
             shards=shards,
-            setup_s=seconds,
+            setup_s=self._setup_s,
             bound=self._bound,
+            role_class=self.role.role_class,
+            tape=self.shadow.tape_name,
         )
+
+    def _say_warm(self) -> None:
+        """Raises Rerun where another role class is next."""
+        role, resident = self.role, self._warmed()
+        self.news.say(
+            StandbyWarmed,
+            rank=role.rank,
+            warm_s=self._setup_s,
+            role_class=role.role_class,
+            steps=self.shadow.count,
+            tape=role.tape,
+            replayed=self.shadow.replays,
+            resident=resident,
+        )
+        if not resident:
+            raise Rerun
 
     def _first_extras(self) -> None:
         try:
@@ -279,7 +287,17 @@ class Performance:
                 self.seat.wait(lambda: self.seat.position.ended or self.seat.retired is not None)
                 self.recovery.park()
 
+    @property
+    def mismatch(self) -> TapeMismatch | None:
+        """What made `tape` useless, whatever error it became on its way out of `train`."""
+        return self.shadow.mismatch
+
     # ---- what a block calls
+
+    def settle(self) -> None:
+        """Blocks until every collective that was issued has ended."""
+        for group in self.factory.groups:
+            group.engine.settle()
 
     @property
     def generation(self) -> int:
@@ -299,8 +317,8 @@ class Performance:
         for owner, hook in hooks:
             if owner is step:
                 hook()
-        if self._compare_replicas or position.committed == self.loop.blocks - 1:
-            self._compare_replicas = False
+        self._compare_after -= 1
+        if self._compare_after == 0 or position.committed == self.loop.blocks - 1:
             self.replica_digests = {
                 f"{name}/{self._shard(name)}": digest
                 for name, digest in self.tracked.object_digests().items()

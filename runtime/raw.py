@@ -3,13 +3,13 @@
 Contiguous CPU tensors are read and written in place; others pass through one small scratch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-CHUNK = 1 << 20  # bytes; the largest piece that is read, sent or hashed at once
+CHUNK = 2 << 20  # bytes; the largest piece that is read, sent or hashed at once
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,54 +40,89 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
 
 def pieces(tensor: torch.Tensor) -> Iterator[tuple[int, memoryview]]:
     """(offset, bytes) of at most CHUNK each; a piece is valid only until the next is taken."""
-    if _is_direct(tensor):
-        view = _view(tensor)
-        for offset in range(0, len(view), CHUNK):
-            yield offset, view[offset : offset + CHUNK]
-        return
-    step = CHUNK // tensor.itemsize
-    scratch = torch.empty(min(step, tensor.numel()), dtype=tensor.dtype)
-    for start in range(0, tensor.numel(), step):
-        stop = min(start + step, tensor.numel())
-        at = 0
-        for span in _spans(tensor, start, stop):
-            scratch[at : at + span.numel()].view(span.shape).copy_(span)
-            at += span.numel()
-        yield start * tensor.itemsize, _view(scratch[:at])
+    region = Region(tensor)
+    for offset in range(0, region.nbytes, CHUNK):
+        yield offset, region.read(offset, min(CHUNK, region.nbytes - offset))
 
 
-class Writer:
-    """Writes pieces of bytes into one tensor; `window` gives the memory, `written` ends a piece."""
+class Region:
+    """The bytes of one tensor, read and written at any offset.
+
+    Several threads may use it at once, for different bytes.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
+        self.nbytes = tensor.nbytes
         self._direct = _view(tensor) if _is_direct(tensor) else None
-        self._scratch: torch.Tensor | None = None
 
-    def window(self, offset: int, length: int) -> memoryview:
-        """Memory for `length` bytes at `offset`. Raises ValueError outside the tensor."""
-        size, total = self._tensor.itemsize, self._tensor.nbytes
-        whole = offset % size == 0 and length % size == 0
-        if length <= 0 or length > CHUNK or offset + length > total or not whole:
-            raise ValueError(
-                f"{length} bytes at offset {offset} are not part of a tensor of {total} bytes"
-            )
+    @property
+    def direct(self) -> bool:
+        """Read and written in place, without a scratch between."""
+        return self._direct is not None
+
+    def same_memory(self, other: "Region") -> bool:
+        """Both are the same bytes in place, so that what was read of one holds for the other."""
+        one, two = self._tensor, other._tensor
+        return (
+            self.direct
+            and other.direct
+            and ((one.data_ptr(), one.nbytes, one.dtype) == (two.data_ptr(), two.nbytes, two.dtype))
+        )
+
+    @property
+    def extent(self) -> tuple[str, int, int]:
+        """Device, first address, and the one behind the last."""
+        tensor, first = self._tensor, self._tensor.data_ptr()
+        reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return str(tensor.device), first, first + (reach + 1) * tensor.itemsize
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """The bytes there; ValueError outside the tensor. Blocks until a device has them."""
+        self._check(offset, length)
         if self._direct is not None:
             return self._direct[offset : offset + length]
-        self._scratch = torch.empty(length // size, dtype=self._tensor.dtype)
-        return _view(self._scratch)
-
-    def written(self, offset: int) -> None:
-        """The window at `offset` holds its bytes now."""
-        if self._scratch is None:
-            return
-        start = offset // self._tensor.itemsize
+        scratch = torch.empty(length // self._tensor.itemsize, dtype=self._tensor.dtype)
         at = 0
-        with torch.no_grad():
-            for span in _spans(self._tensor, start, start + self._scratch.numel()):
-                span.copy_(self._scratch[at : at + span.numel()].view(span.shape))
-                at += span.numel()
-        self._scratch = None
+        for span in self._spans(offset, length):
+            scratch[at : at + span.numel()].view(span.shape).copy_(span)
+            at += span.numel()
+        return _view(scratch)
+
+    def window(self, offset: int, length: int) -> "Window":
+        """Memory for the bytes there; ValueError outside the tensor."""
+        self._check(offset, length)
+        if self._direct is not None:
+            return Window(self._direct[offset : offset + length], lambda: None)
+        scratch = torch.empty(length // self._tensor.itemsize, dtype=self._tensor.dtype)
+
+        def write() -> None:
+            at = 0
+            with torch.no_grad():
+                for span in self._spans(offset, length):
+                    span.copy_(scratch[at : at + span.numel()].view(span.shape))
+                    at += span.numel()
+
+        return Window(_view(scratch), write)
+
+    def _spans(self, offset: int, length: int) -> Iterator[torch.Tensor]:
+        size = self._tensor.itemsize
+        return _spans(self._tensor, offset // size, (offset + length) // size)
+
+    def _check(self, offset: int, length: int) -> None:
+        size = self._tensor.itemsize
+        whole = offset % size == 0 and length % size == 0
+        if not (0 < length <= CHUNK and 0 <= offset <= self.nbytes - length and whole):
+            raise ValueError(
+                f"{length} bytes at offset {offset} are not part of a tensor of {self.nbytes} bytes"
+            )
+
+
+class Window(NamedTuple):
+    """Where bytes for a tensor go; `written` puts them into it, once they are all there."""
+
+    memory: memoryview
+    written: Callable[[], None]
 
 
 def _is_direct(tensor: torch.Tensor) -> bool:

@@ -5,23 +5,33 @@ obey the decision, pull what is missing, switch links, put extras at the buddies
 piece is asked for by the mover and may be cut short by a newer plan.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import structlog
 
-from trainmover.runtime import commit, transfer
+from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, ProtocolError
 from trainmover.runtime.endpoint import Connection
-from trainmover.runtime.fence import Revoked
+from trainmover.runtime.fence import Cancellation, Revoked
 from trainmover.runtime.link import LinkBroken
 from trainmover.runtime.links import Links
 from trainmover.runtime.loop import Loop
 from trainmover.runtime.seat import Role, Seat
 from trainmover.runtime.tracked import Tracked
+from trainmover.runtime.transfer import extras
+from trainmover.runtime.transfer.donor import serve
+from trainmover.runtime.transfer.extras import pull_extras
+from trainmover.runtime.transfer.pulled import Pulled, together
+from trainmover.runtime.transfer.puller import SILENCE_S, pull
+from trainmover.runtime.transfer.wire import TransferError
 from trainmover.runtime.vote import Vote
-from trainmover.schemas.commands import Decided, Prepare, Pull, Resume, Stage, Switch
+from trainmover.runtime.wire import Refused
+from trainmover.schemas.commands import Bundle, Decided, Prepare, Pull, Resume, Stage, Switch
 from trainmover.schemas.member import Member
 
 log = structlog.get_logger()
@@ -40,7 +50,8 @@ FAILURES = (
     OSError,
     ValueError,
     ProtocolError,
-    transfer.TransferError,
+    TransferError,
+    Refused,
 )
 """What can keep a piece from being done; anything else is a bug and ends the worker."""
 
@@ -112,7 +123,8 @@ class Recovery:
                         if self._resume(work):
                             return
             except FAILURES as error:
-                log.warning("recovery.failed", doing=work.kind, error=str(error))
+                tell = log.info if isinstance(error, Revoked) else log.warning
+                tell("recovery.failed", doing=work.kind, error=str(error))
                 if isinstance(work, Prepare):
                     self._seat.cannot_prepare(work.generation, str(error))
                 else:
@@ -121,7 +133,7 @@ class Recovery:
     # ---- which piece is next
 
     def _next(self) -> Prepare | Decided | Pull | Switch | Resume:
-        while not self._seat.wait(lambda: self._due() is not None, SAY_EVERY_S):
+        while not self._seat.wait(self._is_due, SAY_EVERY_S):
             with self._seat.cond:
                 if self._seat.position.phase is not Phase.EMPTY:
                     about, stage = self._seat.orders.about, self._seat.stage
@@ -130,8 +142,13 @@ class Recovery:
             if self._seat.retired is not None:
                 raise Retired(self._seat.retired)
             due = self._due()
+            if due is None and self._seat.outdated:
+                raise Rerun
         assert isinstance(due, Prepare | Decided | Pull | Switch | Resume)
         return due
+
+    def _is_due(self) -> bool:
+        return self._due() is not None or self._seat.outdated
 
     def _due(self) -> Prepare | Decided | Pull | Switch | Resume | str | None:
         """The order that the stage makes next, None while there is none. Lock held."""
@@ -187,35 +204,54 @@ class Recovery:
 
     def _pull(self, command: Pull) -> None:
         started = time.monotonic()
-        connection = self._dial(command.donor, "state", command.generation)
-        try:
-            pulled = transfer.pull(connection.sock, self._tracked, deadline_s=PULL_S)
-        finally:
-            connection.close()
+        pulled = together([self._pull_from(bundle, command) for bundle in command.sources])
         if command.extras_from is not None:
             self._tracked.load_own(self._pull_extras(command))
         with self._seat.cond:
             if self._seat.forget_dirt(command.generation, command.target):
-                self._seat.pulled = (
-                    command.donor.worker,
-                    pulled.donor_digest,
-                    pulled.digest,
-                    pulled.bytes,
-                    time.monotonic() - started,
-                )
+                self._seat.pulled = replace(pulled, seconds=time.monotonic() - started)
                 self._seat.reach(Stage.RESTORED, command.generation)
+
+    def _pull_from(self, bundle: Bundle, command: Pull) -> Pulled:
+        """Each donor is dialed by threads of its own: a cancellation is looked for between."""
+        generation = command.generation
+
+        def dial(member: Member) -> socket.socket:
+            return self._dial(member, "state", generation).sock
+
+        return pull(
+            {m.worker: partial(dial, m) for m in bundle.donors},
+            self._tracked,
+            objects=bundle.objects,
+            deadline_s=PULL_S,
+            silence_s=SILENCE_S,
+            check=lambda: self._links.cancellation.check(generation),
+        )
 
     def _pull_extras(self, command: Pull) -> dict[str, bytes]:
         assert command.extras_from is not None
-        connection = self._dial(command.extras_from, "extras", command.generation)
+        connection = self._dial(
+            command.extras_from, "extras", command.generation, self._links.cancellation
+        )
         try:
-            return transfer.pull_extras(connection.sock, deadline_s=DIAL_S)
+            return pull_extras(connection.sock, deadline_s=DIAL_S)
         finally:
             connection.close()
 
-    def _dial(self, member: Member, channel: str, generation: int) -> Connection:
+    def _dial(
+        self,
+        member: Member,
+        channel: str,
+        generation: int,
+        cancellation: Cancellation | None = None,
+    ) -> Connection:
         return self._links.endpoint.dial(
-            member.addresses, member.worker, channel, generation, DIAL_S
+            member.addresses,
+            member.worker,
+            channel,
+            generation,
+            DIAL_S,
+            cancellation=cancellation,
         )
 
     def _switch(self, command: Switch) -> None:
@@ -246,15 +282,18 @@ class Recovery:
 
 def serve_state(seat: Seat, tracked: Tracked, connection: Connection) -> None:
     """Donor's side, in the endpoint's thread: the training thread is parked while it is asked."""
-    with seat.cond:
-        fits = (
-            seat.orders.about == connection.generation
-            and Stage.RESTORED <= seat.stage < Stage.RESUMED
-            and not seat.position.dirty
-        )
-    if fits:
-        with _told_if_cut("state", connection):
-            transfer.serve(connection.sock, tracked.shared(), deadline_s=PULL_S)
+
+    def allowed() -> bool:
+        with seat.cond:
+            return (
+                seat.orders.about == connection.generation
+                and Stage.RESTORED <= seat.stage < Stage.RESUMED
+                and not seat.position.dirty
+            )
+
+    offer = partial(tracked.offers.get, connection.generation)
+    with _told_if_cut("state", connection):
+        serve(connection.sock, offer, deadline_s=PULL_S, allowed=allowed)
     connection.close()
 
 
@@ -272,7 +311,7 @@ def serve_extras(seat: Seat, tracked: Tracked, connection: Connection) -> None:
                 parts = seat.shelf.get(ranks[0], decided.target)
     if parts is not None:
         with _told_if_cut("extras", connection):
-            transfer.serve_extras(connection.sock, parts, deadline_s=DIAL_S)
+            extras.serve_extras(connection.sock, parts, deadline_s=DIAL_S)
     connection.close()
 
 
@@ -281,5 +320,5 @@ def _told_if_cut(what: str, connection: Connection) -> Iterator[None]:
     """Who pulls may die or be told to stop; that is its plan's business, not the donor's."""
     try:
         yield
-    except (OSError, transfer.TransferError) as error:
+    except (OSError, TransferError) as error:
         log.info("recovery.serving_cut", what=what, to=connection.peer, error=str(error))

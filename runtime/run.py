@@ -2,34 +2,50 @@
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import structlog
 
 from trainmover.runtime import aborts, unprotected
 from trainmover.runtime.binding import Binding
+from trainmover.runtime.commit import Phase
 from trainmover.runtime.context import Context
 from trainmover.runtime.control import Control
 from trainmover.runtime.endpoint import Connection
+from trainmover.runtime.fence import Revoked
 from trainmover.runtime.links import Links
 from trainmover.runtime.loop import left_early
+from trainmover.runtime.notice import on_sigterm
 from trainmover.runtime.performance import Performance
 from trainmover.runtime.recovery import (
     SAY_EVERY_S,
     SWITCH_S,
     Rerun,
     Retired,
-    joiner_role,
     serve_extras,
     serve_state,
 )
 from trainmover.runtime.reporting import Reporter
 from trainmover.runtime.seat import Role
+from trainmover.runtime.standing import Standing
+from trainmover.runtime.tape import TapeMismatch
+from trainmover.runtime.tapes import Tapes
+from trainmover.runtime.warming import WARM_S
 from trainmover.schemas.commands import Stage, Switch
 from trainmover.schemas.environment import WorkerEnvironment
-from trainmover.schemas.events import StepAborted, UserError, WorkerFinished, WorkerRegistered
+from trainmover.schemas.events import (
+    InterruptionAnnounced,
+    StandbyMismatched,
+    StepAborted,
+    UserError,
+    WorkerFinished,
+    WorkerRegistered,
+)
 from trainmover.schemas.local import Crash
+from trainmover.schemas.roles import RoleClassOf
 from trainmover.telemetry import logs, spans
 from trainmover.telemetry.spans import FLUSH_S, Tracer
 
@@ -39,39 +55,48 @@ SWITCH_INTERVAL_S = 0.0001
 """CPython's thread switch interval: at its 5 ms a communication thread waits 100 times longer
 beside a training thread that runs Python (measured; docs/design/groups.md)."""
 
+MAX_REASON = 4000
+TURN_S = 0.2
+"""A standby looks so often whether another one of its machine has warmed up."""
+
 LOG_LEVEL = "TRAINMOVER_LOG"
 """debug, info, warning (default), error: what workers say about themselves on stderr."""
 
 Train = Callable[[Context], None]
 
 
-def run(train: Train, *, rebindable: bool = False) -> None:
+def run(train: Train, *, rebindable: bool = False, role_class: RoleClassOf | None = None) -> None:
     """Runs `train(ctx)` until the job is over. Blocks; returns on ranks that finished, else exits.
 
     `rebindable` promises that nothing made before the first step depends on the rank within its
     role class: a promoted standby then goes on without running `train` again. It is checked.
+    `role_class(rank, layout)` names the class of each rank, the same on every worker: ranks of one
+    run the same collectives on the same shapes, and standbys warm up once for each. Default: the
+    first, the middle and the last stages of a pipeline (axis `pp`).
 
     Raises what `train` raises. Outside a job it runs unprotected, as the only rank or as one of
     those that torchrun has started, and says so.
     """
     env = WorkerEnvironment.read(os.environ)
     if env is not None:
-        _work(env, train, rebindable)
+        _work(env, train, rebindable, role_class)
         return
     try:
-        unprotected.perform(train, rebindable=rebindable)
+        unprotected.perform(train, rebindable=rebindable, role_class=role_class)
     except Exception as error:
         _advise(error)
         raise
 
 
-def _work(env: WorkerEnvironment, train: Train, rebindable: bool) -> None:
+def _work(
+    env: WorkerEnvironment, train: Train, rebindable: bool, role_class: RoleClassOf | None
+) -> None:
     about = {"job": env.job, "run": env.run, "machine": env.machine, "worker": env.worker}
     subject = logs.configure(
         os.environ.get(LOG_LEVEL, "warning"), as_json=logs.json_wanted(os.environ), about=about
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    worker = _Worker(env, rebindable, _tracer(about))
+    worker = _Worker(env, rebindable, role_class, _tracer(about))
     subject.facts = worker.facts
     try:
         worker.work(train)
@@ -107,13 +132,22 @@ def _tracer(about: Mapping[str, str]) -> Tracer:
 class _Worker:
     """The parts of a worker that outlive a run of `train`."""
 
-    def __init__(self, env: WorkerEnvironment, rebindable: bool, tracer: Tracer) -> None:
-        self._env, self._rebindable, self._tracer = env, rebindable, tracer
+    def __init__(
+        self,
+        env: WorkerEnvironment,
+        rebindable: bool,
+        role_class: RoleClassOf | None,
+        tracer: Tracer,
+    ) -> None:
+        self._env, self._tracer = env, tracer
+        self._rebindable, self._role_class = rebindable, role_class
         self._links = Links(env)
         self._control = Control(env, self._links, tracer)
         self.facts = self._control.facts
         self._seat = self._control.seat
         self._reporter = Reporter(env.agent, env.worker, env.beat_s)
+        self._tapes = Tapes(env, self._control)
+        self._standing = Standing(env, self._seat, self._tapes, role_class, self._too_slow)
         self._performance: Performance | None = None
         self.finished = False
         """Every rank, this one too, has done all its steps."""
@@ -122,6 +156,7 @@ class _Worker:
         endpoint.serve("extras", self._serve_extras)
         self._reporter.start()
         self._control.start()
+        on_sigterm(self._told_to_go, lambda: self._seat.position.phase is Phase.EMPTY)
         self._reporter.fact(
             WorkerRegistered(
                 job=env.job,
@@ -130,6 +165,7 @@ class _Worker:
                 machine=env.machine,
                 local_index=env.local_index,
                 addresses=endpoint.addresses,
+                labels=dict(label.split("=", 1) for label in filter(None, env.labels.split(","))),
             )
         )
 
@@ -138,27 +174,56 @@ class _Worker:
         while True:
             role = self._next_role()
             self._seat.start(role)
+            if role.generation == 0:
+                self._standing.begin()
             performance = self._performance = Performance(
                 self._env,
                 role,
                 self._seat,
                 self._links,
                 self._reporter,
-                Binding(self._rebindable),
+                Binding(self._rebindable, self._role_class),
+                tapes=self._tapes,
+                tape=self._standing.tape(role),
+                warmed=partial(self._standing.warmed, role),
             )
             try:
                 train(Context(performance))
                 self._finish(performance)
             except Rerun:
                 log.info("train.again", rank=role.rank, generation=role.generation)
+            except TapeMismatch as error:
+                self._mismatched(role, str(error))
             except (aborts.StepAborted, Exception) as error:
+                if performance.mismatch is not None:
+                    self._mismatched(role, str(performance.mismatch))
+                    continue
                 # A cut set-up leaves zeros in collectives; what they lead to is no user error.
-                cut = isinstance(error, aborts.StepAborted) or not performance.in_loop
+                in_setup = role.live and not performance.in_loop
+                cut = isinstance(error, aborts.StepAborted) or in_setup
                 if not (performance.generation_ended and cut):
                     raise
                 log.info("train.cut", in_loop=performance.in_loop, error=str(error))
             finally:
                 performance.close()
+                self._standing.end()
+
+    def _mismatched(self, role: Role, reason: str) -> None:
+        """A standby is cold for this role class now; a joiner runs `train` again without tape."""
+        self._standing.mismatched(role)
+        log.warning("tape.mismatched", role_class=role.role_class, tape=role.tape, reason=reason)
+        env = self._env
+        self._reporter.fact(
+            StandbyMismatched(
+                job=env.job,
+                run=env.run,
+                worker=env.worker,
+                rank=role.rank,
+                role_class=role.role_class,
+                tape=role.tape,
+                reason=reason[:MAX_REASON],
+            )
+        )
 
     def _finish(self, performance: Performance) -> None:
         """EXIT: keep links and state until every rank has finished."""
@@ -201,8 +266,14 @@ class _Worker:
                 if role := self._live(command):
                     return role
             elif isinstance(command, Role):
+                if command.generation == 0 and not self._standing.may_begin():
+                    seat.wait(partial(self._wanted_else_than, command), TURN_S)
+                    continue
                 self._links.renew(command.placement)
                 return command
+
+    def _wanted_else_than(self, role: Role) -> bool:
+        return self._role_command() != role
 
     def _role_command(self) -> Role | Switch | str | None:
         """Lock held."""
@@ -217,13 +288,11 @@ class _Worker:
         if decided and decided.setup_again:
             return "unwound" if seat.stage < Stage.OBEYED else None
         if decided and seat.stage < Stage.OBEYED:
-            return joiner_role(decided, self._env.worker)
+            return self._standing.joiner(decided)
         if seat.ahead.due:
-            return joiner_role(seat.ahead.due, self._env.worker)
+            return self._standing.joiner(seat.ahead.due)
         if seat.stand_by is not None and orders.about == 0:
-            layout = seat.stand_by.layout
-            placement = (self._env.machine,) * layout.world_size
-            return Role(rank=seat.stand_by.rank, layout=layout, generation=0, placement=placement)
+            return self._standing.role(seat.stand_by)
         return None
 
     def _live(self, command: Switch) -> Role | None:
@@ -233,6 +302,9 @@ class _Worker:
         try:
             self._links.switch(command, rank, SWITCH_S)
             self._links.open_data(command.generation)
+        except Revoked as error:
+            log.info("setup.cut", cause=str(error))
+            return None
         except (TimeoutError, OSError, ValueError) as error:
             log.warning("setup.failed", error=str(error))
             self._seat.refuse(command.generation, f"switch: {error}")
@@ -257,6 +329,7 @@ class _Worker:
             members=command.members,
             placement=command.placement,
             live=True,
+            role_class=self._standing.class_of(rank, command.layout),
         )
 
     # ---- what others take from here
@@ -272,6 +345,29 @@ class _Worker:
             serve_state(self._seat, performance.tracked, connection)
 
     # ---- ends
+
+    def _too_slow(self) -> None:
+        """In a thread: the training thread may hang anywhere. The agent starts another worker."""
+        role = self._seat.role
+        name = role.role_class if role else ""
+        log.error("standby.too_slow", role_class=name, limit_s=WARM_S)
+        self.tell_crash(TimeoutError(f"expected to be warm for {name!r} within {WARM_S:g} s"))
+        os._exit(1)
+
+    def _told_to_go(self) -> None:
+        self._control.soon(
+            lambda: self._reporter.fact(
+                InterruptionAnnounced(
+                    job=self._env.job,
+                    run=self._env.run,
+                    interruption=f"preempt-{self._env.worker}",
+                    kind="preemption",
+                    workers=(self._env.worker,),
+                    deadline=time.time() + self._env.grace_s,
+                    reason="SIGTERM",
+                )
+            )
+        )
 
     def tell_crash(self, error: BaseException) -> None:
         """Blocks until the agent has it, 2 s at most."""

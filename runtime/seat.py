@@ -16,6 +16,7 @@ from trainmover.runtime.commit import Phase, Position
 from trainmover.runtime.extras import Parts, Shelf
 from trainmover.runtime.loop import Loop
 from trainmover.runtime.pace import Pace
+from trainmover.runtime.transfer.pulled import NOTHING, Pulled
 from trainmover.schemas.commands import (
     Answer,
     Collect,
@@ -54,6 +55,9 @@ class Role:
     placement: tuple[str, ...] = ()
     live: bool = False
     """Set-up of a generation in which nobody has state yet: collectives run for real."""
+    role_class: str = ""
+    tape: str = ""
+    """Name of what answers for the other ranks; empty: groups echo."""
 
 
 @dataclass(slots=True)
@@ -87,8 +91,7 @@ class Seat:
         """Set-up and shadow steps of `role` are done."""
         self.loop: Loop | None = None
         self.assignment = ""
-        self.pulled: tuple[str, str, str, int, float] | None = None
-        """Donor, its digest, ours, bytes, seconds."""
+        self.pulled: Pulled | None = None
         self.links = (0, 0, 0)
         self.incident = ""
         """Name of the interruption that the orders are about; empty once its first step is done."""
@@ -137,15 +140,15 @@ class Seat:
     def _attempt_over(self, error: str = "") -> None:
         if not self.incident:
             return
-        donor, _, _, num_bytes, _ = self.pulled or ("", "", "", 0, 0.0)
+        pulled = self.pulled or NOTHING
         attempt = Attempt(
             incident=self.incident,
             generation=self.orders.about,
             worker=self.worker,
             rank=self._rank,
             reached=dict(self.reached),
-            donor=donor,
-            num_bytes=num_bytes,
+            donor=next(iter(pulled.donors), ""),
+            num_bytes=pulled.bytes,
             links=self.links,
             error=error,
             gives=self._gives,
@@ -299,6 +302,19 @@ class Seat:
             return None
         return decided
 
+    @property
+    def called(self) -> bool:
+        """A standby is wanted elsewhere: in a rank, or nowhere any more. Lock held."""
+        return bool(self.orders.about or self.ahead.due or self.retired is not None)
+
+    @property
+    def outdated(self) -> bool:
+        """It stands by with another tape than it was told last. Lock held."""
+        role, told = self.role, self.stand_by
+        if role is None or role.generation or told is None:
+            return False
+        return told.tapes.get(role.role_class, "") != role.tape
+
     def told_to_stand_by(self, command: StandBy) -> None:
         with self.cond:
             self.stand_by = command
@@ -313,7 +329,7 @@ class Seat:
     def answer(self, refused: str = "") -> Answer:
         with self.cond:
             p = self.position
-            donor, donor_digest, digest, num_bytes, pull_s = self.pulled or (None, "", "", 0, 0.0)
+            pulled = self.pulled or NOTHING
             running = p.generation if not p.ended else 0
             return Answer(
                 worker=self.worker,
@@ -335,11 +351,12 @@ class Seat:
                 done=p.phase is Phase.DONE,
                 total=self.loop.total if self.loop else None,
                 extras=dict(p.kept),
-                donor=donor,
-                donor_digest=donor_digest,
-                digest=digest,
-                num_bytes=num_bytes,
-                pull_s=pull_s,
+                donor=next(iter(pulled.donors), None),
+                donors=dict(pulled.donors),
+                donor_digest=pulled.donor_digest,
+                digest=pulled.digest,
+                num_bytes=pulled.bytes,
+                pull_s=pulled.seconds,
                 links=self.links,
                 reached=dict(self.reached),
                 normal_step_s=self._pace.normal_step_s,

@@ -1,15 +1,15 @@
 """Shared state of a rank, which comes from a donor: its structure as text, its tensors as bytes."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import xxhash
 
 from trainmover.runtime import codec, optimizer_state, raw
 from trainmover.runtime.codec import TensorSpec
+from trainmover.runtime.transfer.registered import Registered
 
 
 class Hash(Protocol):
@@ -34,11 +34,13 @@ class Shared:
             for _, piece in raw.pieces(self.tensors[index]):
                 hasher.update(piece)
 
+    def register(self) -> Registered:
+        """For reads by descriptor; to be used only while no byte of it changes."""
+        return Registered(self.meta, self.tensors)
+
     def digest(self) -> str:
         """xxh3_128, hex: equal on donor and joiner if and only if their shared state is."""
-        hasher = xxhash.xxh3_128()
-        self.feed(hasher)
-        return hasher.hexdigest()
+        return self.register().digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,18 @@ class Objects:
     modules: Mapping[str, torch.nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
     others: Mapping[str, Any]
+
+    def only(self, names: Collection[str]) -> "Objects":
+        """Those of these names; of none, all. Raises ValueError for a name that is not tracked."""
+        if not names:
+            return self
+        if unknown := set(names) - {*self.modules, *self.optimizers, *self.others}:
+            raise ValueError(f"{sorted(unknown)[:3]} are not tracked here")
+        return Objects(
+            {n: m for n, m in self.modules.items() if n in names},
+            {n: o for n, o in self.optimizers.items() if n in names},
+            {n: o for n, o in self.others.items() if n in names},
+        )
 
     def shared(self) -> Shared:
         """No copies but those that state_dict of a tracked object makes. Raises Unmovable."""

@@ -9,7 +9,7 @@ alone makes somebody wait. The memory is anonymous (memfd), so nothing is left o
 import mmap
 import os
 
-from trainmover.runtime.wire import SHARED_BYTES, WireError
+from trainmover.runtime.wire import FRAME_BYTES, WireError
 
 SLOTS = 12
 """Frames on their way at most. Fewer than a rank may be ahead of its neighbour (of 5 MB over four
@@ -18,7 +18,7 @@ MIN_BYTES = 16 * 1024
 """A smaller payload rides with its header in one system call."""
 _PAGE = mmap.PAGESIZE
 _COUNT_BYTES = 8
-_RING_BYTES = _PAGE + SLOTS * SHARED_BYTES
+_RING_BYTES = _PAGE + SLOTS * FRAME_BYTES
 MEMORY_BYTES = 2 * _RING_BYTES
 """Of one link, both directions; pages that were never written take no memory."""
 
@@ -41,7 +41,7 @@ class Ring:
         self._count = memoryview(memory)[at : at + _COUNT_BYTES].cast("Q")
         first = at + _PAGE
         self._slots = [
-            memoryview(memory)[first + i * SHARED_BYTES : first + (i + 1) * SHARED_BYTES]
+            memoryview(memory)[first + i * FRAME_BYTES : first + (i + 1) * FRAME_BYTES]
             for i in range(SLOTS)
         ]
         self._written = self._freed = 0  # the writer's `_freed` is what it knows of the reader's

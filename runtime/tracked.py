@@ -18,6 +18,8 @@ from trainmover.runtime.optimizer_state import UndoCopy
 from trainmover.runtime.remains import Sharded
 from trainmover.runtime.shared import Objects, Receiver, Shared, sha256
 from trainmover.runtime.small import Gradients, Small
+from trainmover.runtime.transfer.donor import Offers
+from trainmover.runtime.transfer.registered import Registered
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _NO_VARS = codec.encode({}, "vars")
@@ -38,6 +40,8 @@ class Tracked:
         self._own_rng: tuple[rng.RngState | None, dict[str, bytes]] = None, {}
         """The random state that was packed last, and its parts."""
         self._receiver: Receiver | None = None
+        self.offers = Offers(self.register)
+        """What is registered here for others to pull."""
         self._index()
 
     def add(
@@ -157,18 +161,22 @@ class Tracked:
         self.vars.update(variables)
         rng.restore(rng.from_parts(_below("rng.", parts)))
 
-    def shared(self) -> Shared:
-        """The donor's view of the shared state; tensors are live."""
+    def shared(self, objects: tuple[str, ...] = ()) -> Shared:
+        """The donor's view of the shared state, or of these `objects`; tensors are live."""
         self._sharded.settle()
-        return self._objects.shared()
+        return self._objects.only(objects).shared()
 
-    def receive(self, meta: bytes) -> list[torch.Tensor]:
+    def register(self, objects: tuple[str, ...] = ()) -> Registered:
+        """`shared`, laid open for reads by descriptor. Raises ValueError for unknown names."""
+        return self.shared(objects).register()
+
+    def receive(self, meta: bytes, objects: tuple[str, ...] = ()) -> list[torch.Tensor]:
         """Fits this rank to a donor's `meta`; returns where its tensors' bytes go, in its order.
 
         Raises ValueError naming what differs from the donor.
         """
         self._sharded.settle()
-        self._receiver = Receiver(self._objects, meta)
+        self._receiver = Receiver(self._objects.only(objects), meta)
         return self._receiver.destinations
 
     def received(self) -> None:

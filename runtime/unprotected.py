@@ -19,6 +19,7 @@ from trainmover.runtime import codec, rng
 from trainmover.runtime.admission import Admission, Mode
 from trainmover.runtime.averages import Averages
 from trainmover.runtime.binding import Binding
+from trainmover.runtime.compiled import keep_out_of_graphs
 from trainmover.runtime.context import Context
 from trainmover.runtime.gate import Gate
 from trainmover.runtime.loop import Loop, left_early
@@ -29,6 +30,7 @@ from trainmover.runtime.telling import Telling, in_words
 from trainmover.runtime.tracked import Tracked
 from trainmover.schemas.digest import of_job
 from trainmover.schemas.layout import Layout
+from trainmover.schemas.roles import RoleClassOf, role_class_of
 
 LAYOUT = "TRAINMOVER_LAYOUT"
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
@@ -68,9 +70,11 @@ class Place:
         return f"{who}, unprotected: a death ends the training. Protected: {protected}"
 
 
-def perform(train: Callable[[Context], None], *, rebindable: bool) -> None:
+def perform(
+    train: Callable[[Context], None], *, rebindable: bool, role_class: RoleClassOf | None = None
+) -> None:
     """Runs `train` once; raises what it raises. Collective under torchrun."""
-    performance = Unprotected(Place.read(os.environ), Binding(rebindable))
+    performance = Unprotected(Place.read(os.environ), Binding(rebindable, role_class))
     try:
         train(Context(performance))
         if not performance.finished:
@@ -87,7 +91,8 @@ class Unprotected:
     shadowing = False
 
     def __init__(self, place: Place, binding: Binding) -> None:
-        self.role = Role(place.rank, place.layout, generation=1, live=True)
+        role_class = role_class_of(place.rank, place.layout, binding.role_class)
+        self.role = Role(place.rank, place.layout, 1, live=True, role_class=role_class)
         self.binding, self.local_rank = binding, place.local_rank
         self.axis_groups: dict[str, dist.ProcessGroup] = {}
         self.after_hooks: list[tuple[Step, Callable[[], None]]] = []
@@ -119,6 +124,7 @@ class Unprotected:
         self.loop.begin(total, closing)
         self.gate.running = True
         self.gate.watch(self.tracked.optimizers)
+        keep_out_of_graphs()
         self.tracked.check()
         self.admission.mode = Mode.CLOSED
         self.binding.assigned()

@@ -1,6 +1,5 @@
 """A collective that was handed out: its completion, its poisoning, and the thread it runs in."""
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from trainmover.runtime.admission import Issued
+from trainmover.runtime.alarm import Alarm
 
 
 class LinkWork(Work):
@@ -27,6 +27,8 @@ class LinkWork(Work):
         self._outputs = outputs
         self.help: Callable[[], None] | None = None
         """Runs it in the calling thread if it is next in its lane; else does nothing."""
+        self.hurry: Callable[[], None] | None = None
+        """Has its lane begin at once: nobody will help, or it is not next."""
         self._lock = threading.Lock()
         self._ended = False
         self._running = threading.Lock()  # held until it has ended: an Event costs 5 us more
@@ -51,7 +53,7 @@ class LinkWork(Work):
         """Complete it, with `error` where it failed; False when it was poisoned."""
         with self._lock:
             self._error = None if self._spoiled else error
-            self._ended, self.help = True, None
+            self._ended, self.help, self.hurry = True, None, None
             self._running.release()
             told = self._told
         if told is not None:
@@ -63,7 +65,7 @@ class LinkWork(Work):
         limit_s = timeout.total_seconds() if timeout else -1
         if limit_s < 0 and (help_it := self.help) is not None:
             help_it()
-        if not self._ended and self._running.acquire(timeout=limit_s):
+        if not self.is_completed() and self._running.acquire(timeout=limit_s):
             self._running.release()
         if not self._ended:
             raise TimeoutError(
@@ -80,6 +82,9 @@ class LinkWork(Work):
 
     def is_completed(self) -> bool:
         """Whether it has ended."""
+        if (hurry := self.hurry) is not None:
+            self.hurry = None
+            hurry()
         return self._ended
 
     def is_success(self) -> bool:
@@ -101,6 +106,8 @@ class LinkWork(Work):
             ended = self._ended
         if ended:
             told.set_result(None)
+        elif (hurry := self.hurry) is not None:  # whoever waits for a future does not help
+            hurry()
         return future
 
     def _outcome(self, _: "torch.futures.Future[None]") -> list[Tensor]:
@@ -114,7 +121,8 @@ class Lane:
 
     They run in a thread of its own, started at the first. Handing a job over costs up to a switch
     interval when pure Python runs (design/groups.md, GIL), so who will wait for it anyway runs it
-    in the own thread: `claim` an idle lane, or `help` with a job that is next.
+    in the own thread: `claim` an idle lane, or `help` with a job that is next. The thread leaves
+    time for that: it begins a little later, or when told to `hurry`.
     """
 
     def __init__(self, name: str) -> None:
@@ -122,7 +130,7 @@ class Lane:
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[], None]] = deque()
         self._busy = self._closing = False
-        self._words: queue.SimpleQueue[None] = queue.SimpleQueue()  # the thread looks at each
+        self._alarm: Alarm | None = None
         self._thread: threading.Thread | None = None
 
     def claim(self) -> bool:
@@ -137,17 +145,27 @@ class Lane:
         """Give a claimed lane back."""
         with self._lock:
             self._busy = False
-            if self._jobs or self._closing:
-                self._words.put(None)
+            if self._alarm and (self._jobs or self._closing):
+                self._alarm.now()
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job` after those before it. Does not block."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            if self._alarm is None:
+                self._alarm = Alarm()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._alarm,), name=self._name, daemon=True
+                )
                 self._thread.start()
             self._jobs.append(job)
-            self._words.put(None)
+            if len(self._jobs) == 1:  # else it is set, or whoever runs looks for the next
+                self._alarm.soon()
+
+    def hurry(self) -> None:
+        """Have the thread begin at once with what waits."""
+        with self._lock:
+            if self._alarm and self._jobs:
+                self._alarm.now()
 
     def help(self, job: Callable[[], None]) -> None:
         """Run `job` in the calling thread if it is next and nothing runs."""
@@ -159,28 +177,34 @@ class Lane:
 
     def close(self, deadline_s: float) -> None:
         """End the thread; raises TimeoutError when its jobs do not end within `deadline_s`."""
-        if self._thread is None:
+        if self._thread is None or self._alarm is None:
             return
         with self._lock:
             self._closing = True
-            self._words.put(None)
+            self._alarm.now()
         self._thread.join(deadline_s)
         if self._thread.is_alive():
             raise TimeoutError(
                 f"expected thread {self._name} to end within {deadline_s} s: revoke the generation "
                 "before closing its groups"
             )
+        with self._lock:
+            self._alarm.close()
+            self._alarm = self._thread = None
 
     def _take(self, job: Callable[[], None] | None = None) -> Callable[[], None] | None:
         with self._lock:
             if self._busy or not self._jobs or (job is not None and self._jobs[0] is not job):
                 return None
             self._busy = True
-            return self._jobs.popleft()
+            taken = self._jobs.popleft()
+            if job is not None and self._alarm and not self._jobs and not self._closing:
+                self._alarm.off()
+            return taken
 
-    def _run(self) -> None:
+    def _run(self, alarm: Alarm) -> None:
         while True:
-            self._words.get()
+            alarm.wait()
             while (job := self._take()) is not None:
                 job()
                 with self._lock:

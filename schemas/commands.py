@@ -22,12 +22,17 @@ class Command(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+Tapes = dict[str, str]
+"""Role class -> name of what was recorded for it."""
+
+
 class StandBy(Command):
-    """Stand in for `rank` over shadow groups, warm up, and park until a plan names you."""
+    """Warm up over shadow groups for one role class after the other, and park in the last until a
+    plan names you. With other `tapes` than before: once more."""
 
     kind: Literal["stand-by"] = "stand-by"
     layout: Layout
-    rank: NonNegativeInt
+    tapes: Tapes = Field(default_factory=dict)
 
 
 class Prepare(Command):
@@ -43,6 +48,7 @@ class Prepare(Command):
     placement: tuple[Name, ...]
     joiners: tuple[NonNegativeInt, ...]
     """Ranks that get another worker: they dial."""
+    tapes: Tapes = Field(default_factory=dict)
 
 
 class Freeze(Command):
@@ -85,16 +91,35 @@ class Decided(Command):
     """Machine of each rank in generation 1: the buddies follow from it for the whole job."""
     target: NonNegativeInt
     setup_again: bool = False
+    tapes: Tapes = Field(default_factory=dict)
+    """For joiners; in them a worker that never stood by finds its own."""
+
+
+class Bundle(BaseModel):
+    """Objects that come from the same donors, each of which holds all of them."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    objects: tuple[str, ...] = ()
+    """Tracked names; empty: everything."""
+    donors: Annotated[tuple[Member, ...], Field(min_length=1)]
 
 
 class Pull(Command):
-    """Take the shared state from `donor` and the own state from `extras_from`."""
+    """Take the shared state, a stripe from each donor, and the own state from `extras_from`."""
 
     kind: Literal["pull"] = "pull"
     generation: Annotated[int, Field(ge=2)]
     target: NonNegativeInt
     donor: Member
+    """The first of all donors; where there are no bundles it gives everything."""
+    bundles: tuple[Bundle, ...] = ()
     extras_from: Member | None
+
+    @property
+    def sources(self) -> tuple[Bundle, ...]:
+        """What comes from whom."""
+        return self.bundles or (Bundle(donors=(self.donor,)),)
 
 
 class Switch(Command):
@@ -191,6 +216,8 @@ class Answer(BaseModel):
     extras: dict[int, tuple[int, ...]] = Field(default_factory=dict)
     """Rank -> versions of that rank's extras kept here."""
     donor: Name | None = None
+    donors: dict[Name, NonNegativeInt] = Field(default_factory=dict)
+    """Worker -> bytes of shared state that came from it; some gave none, but their digest."""
     donor_digest: str = ""
     digest: str = ""
     num_bytes: NonNegativeInt = 0

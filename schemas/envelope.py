@@ -29,7 +29,8 @@ def mac(secret: bytes, subject: str, payload: bytes) -> str:
 
 def verify(secret: bytes, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
     """Raises Rejected unless the message carries the job secret's MAC. No secret: accepts all."""
-    if secret and not hmac.compare_digest(mac(secret, subject, payload), headers.get(MAC, "")):
+    given = headers.get(MAC, "").encode()  # text is compared only where it is ASCII
+    if secret and not hmac.compare_digest(mac(secret, subject, payload).encode(), given):
         raise Rejected(f"{subject}: expected a {MAC} header made with the job secret")
 
 

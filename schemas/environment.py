@@ -1,7 +1,7 @@
 """What an agent tells a worker through its environment, read once at start."""
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
@@ -22,6 +22,9 @@ class WorkerEnvironment(BaseModel):
     local_index: NonNegativeInt
     layout: str
     """As `Layout.parse` reads it."""
+    script_digest: str = ""
+    """As in `job.submitted`: what a tape that was recorded for another one is known by."""
+    unit: Literal["worker", "machine"] = "worker"
     bus: str
     """URL of the NATS server."""
     agent: str
@@ -41,6 +44,10 @@ class WorkerEnvironment(BaseModel):
     max_steps: NonNegativeInt = 0
     """`ctx.steps` makes no more updates than this, whatever the script asks for; 0: no bound."""
     beat_s: Annotated[float, Field(gt=0)] = 0.5
+    grace_s: Annotated[float, Field(gt=0)] = 20.0
+    """From SIGTERM to its end, as far as whoever sends it is concerned."""
+    labels: str = ""
+    """`key=value` of the machine, separated by commas."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self | None:

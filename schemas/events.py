@@ -3,17 +3,28 @@
 A type stands once in `EVENTS`; the table is the contract, the JSON Schemas are made from it.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from trainmover.schemas.base import Event
 from trainmover.schemas.layout import Layout
 from trainmover.schemas.member import Member
 from trainmover.schemas.names import Name
+from trainmover.schemas.roles import MAX_NAME_CHARS
 
 Text = Annotated[str, Field(max_length=16_384)]
 """Bounded: a burst of huge error texts must not hurt a service."""
+
+
+RoleClassName = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class Part(BaseModel):
@@ -39,6 +50,9 @@ class JobSubmitted(Event):
     """Where the job was submitted, for the message that refuses a second one."""
     max_incidents: PositiveInt = 3
     max_failures: NonNegativeInt | None = None
+    max_planned: NonNegativeInt | None = None
+    warm_up: bool = True
+    """Standbys run `train` before they are needed."""
     stall_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
 
     def key(self) -> str:
@@ -77,7 +91,7 @@ class JobFailed(Event):
     TYPE = "job.failed"
     reason: Text
     exit_code: PositiveInt
-    """1 user code, 3 stalled too long, 4 state lost, 5 no progress."""
+    """1 user code, 3 stalled too long, 4 state lost, 5 no progress, 143 ended from outside."""
 
     def key(self) -> str:
         return "1"
@@ -162,6 +176,10 @@ class RankReady(Event):
     setup_s: Annotated[float, Field(ge=0)] = 0.0
     bound: Literal["set-up", "again", "rebound"] = "set-up"
     """A joiner ran `train` again for its rank, or its parked call went on (`rebindable`)."""
+    role_class: RoleClassName = ""
+    """Of the rank; empty in a stream of before there were any."""
+    tape: Text = ""
+    """Name of what it recorded for the standbys of its role class; empty: it recorded nothing."""
 
     def key(self) -> str:
         return f"{self.worker}/{self.generation}"
@@ -206,14 +224,40 @@ class StepAborted(Event):
 
 
 class StandbyWarmed(Event):
+    """Once for each role class, in the last of which it stays."""
+
     TYPE = "standby.warmed"
     worker: Name
     rank: NonNegativeInt
     """The rank it stood in for while it warmed up."""
     warm_s: Annotated[float, Field(ge=0)]
+    role_class: RoleClassName = ""
+    steps: NonNegativeInt = 0
+    """Shadow steps it took."""
+    tape: Text = ""
+    """Name of the tape it was given; empty: none."""
+    replayed: bool = False
+    """The tape answered for the other ranks; else the groups did by themselves."""
+    resident: bool = True
+    """It stays in this role class."""
 
     def key(self) -> str:
-        return f"{self.worker}/{self.rank}"
+        return "/".join(filter(None, (self.worker, str(self.rank), self.tape)))
+
+
+class StandbyMismatched(Event):
+    """`train` does other collectives than were recorded: the worker is cold for the role class."""
+
+    TYPE = "standby.mismatched"
+    worker: Name
+    rank: NonNegativeInt
+    role_class: RoleClassName
+    tape: Text
+    reason: Text
+    """The first operation that differs."""
+
+    def key(self) -> str:
+        return f"{self.worker}/{self.rank}/{self.tape}"
 
 
 class StandbyLost(Event):
@@ -278,13 +322,44 @@ class WorkerRecovered(Event):
 
 
 class InterruptionAnnounced(Event):
-    """Workers that are to give their ranks to standbys while training goes on."""
+    """Workers, or all of a machine, that are to give their ranks to standbys as training goes on.
+
+    Until it is cancelled none of them is given a rank, by no other plan either. Whoever can sign
+    an event may announce.
+    """
 
     TYPE = "interruption.announced"
     interruption: Name
     """Unique in the run; who announces chooses it, and says it again under the same name."""
     kind: Literal["maintenance", "preemption", "rebalance"]
-    workers: Annotated[tuple[Name, ...], Field(min_length=1)]
+    workers: tuple[Name, ...] = ()
+    machine: Name | None = None
+    """Every rank that is there moves."""
+    deadline: float | None = None
+    """When they are gone at the latest, seconds since 1970 by the clock of the stream."""
+    joiners: dict[Name, Name] = Field(default_factory=dict)
+    """Leaver -> the standby that is to take its rank; for others the planner chooses."""
+    reason: Text = ""
+
+    @model_validator(mode="after")
+    def _names_somebody(self) -> Self:
+        if not self.workers and self.machine is None:
+            raise ValueError("expected workers or a machine, got neither: say who is to leave")
+        return self
+
+    def key(self) -> str:
+        return self.interruption
+
+    def concerns(self, worker: str, machine: str) -> bool:
+        """Whether it names this worker, or the machine that it is on."""
+        return worker in self.workers or machine == self.machine
+
+
+class InterruptionCancelled(Event):
+    """Nobody has to leave for it any more; what is decided already goes on."""
+
+    TYPE = "interruption.cancelled"
+    interruption: Name
     reason: Text = ""
 
     def key(self) -> str:
@@ -327,6 +402,9 @@ class MigrationPrepared(Event):
     TYPE = "migration.prepared"
     generation: Annotated[int, Field(ge=2)]
     incident: Name
+    unready: tuple[Name, ...] = ()
+    """Joiners that the deadline does not leave the time to wait for: the ranks stop all the
+    same, and these are set up while they stand."""
 
     def key(self) -> str:
         return str(self.generation)
@@ -365,10 +443,13 @@ class Restored(Part):
     rank: NonNegativeInt
     worker: Name
     donor: Name
+    """The first of its donors."""
     num_bytes: NonNegativeInt
     seconds: Annotated[float, Field(ge=0)]
     digest: str
-    """xxh3-128 of the shared state, equal on donor and joiner."""
+    """xxh3-128 of the shared state, equal on its donors and the joiner."""
+    donors: dict[Name, NonNegativeInt] = Field(default_factory=dict)
+    """Worker -> bytes that came from it; some gave none, but their digest."""
 
 
 class MigrationSwitched(Event):
@@ -478,11 +559,13 @@ EVENTS: dict[str, type[Event]] = {
         PeerLost,
         StepAborted,
         StandbyWarmed,
+        StandbyMismatched,
         StandbyLost,
         WorkerFailed,
         WorkerSuspected,
         WorkerRecovered,
         InterruptionAnnounced,
+        InterruptionCancelled,
         MigrationPlanned,
         MigrationPrepared,
         MigrationDecided,

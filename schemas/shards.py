@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from trainmover.schemas.layout import Layout
 
@@ -27,14 +28,46 @@ def replicas(layout: Layout, shards: Shards, rank: int) -> tuple[int, ...]:
     return tuple(r for r in ranks if r == rank or _of_script(shards, r) == own)
 
 
-def lost(layout: Layout, shards: Shards, rank: int, holders: Iterable[int]) -> tuple[str, ...]:
-    """Tracked names of `rank` that none of `holders` holds, in the order they were tracked; all of
-    them where each has a holder, but no rank has all."""
-    own, holders = _of_script(shards, rank), set(holders)
-    if holders & set(replicas(layout, shards, rank)):
+class Held(NamedTuple):
+    """Objects of a rank, and the ranks of which each holds all of them."""
+
+    names: tuple[str, ...]
+    """Tracked names; empty: everything."""
+    ranks: tuple[int, ...]
+
+
+def sources(layout: Layout, shards: Shards, rank: int, among: Iterable[int]) -> tuple[Held, ...]:
+    """Who of `among`, other than `rank`, can give its state: those that hold everything; else, of
+    each object, those that hold it. Empty where something has no holder."""
+    others = sorted(set(among) - {rank})
+    if full := tuple(r for r in replicas(layout, shards, rank) if r in others):
+        return (Held((), full),)
+    if not _of_script(shards, rank):
         return ()
-    gone = [n for n in own if all(_of_script(shards, r).get(n) != own[n] for r in holders)]
-    return tuple(gone or own)
+    by_ranks: dict[tuple[int, ...], list[str]] = {}
+    for name, key in shards[rank].items():
+        holds = {r: shards[r][name] for r in others if name in shards.get(r, {})}
+        same = (r for r, its in holds.items() if its == key or name.startswith(INTERNAL))
+        by_ranks.setdefault(tuple(same), []).append(name)
+    if () in by_ranks:
+        return ()
+    return tuple(Held(tuple(names), ranks) for ranks, names in by_ranks.items())
+
+
+def lost(layout: Layout, shards: Shards, rank: int, holders: Iterable[int]) -> tuple[str, ...]:
+    """Tracked names of `rank` that none of `holders` holds, in the order they were tracked."""
+    own, holders = _of_script(shards, rank), set(holders)
+    return tuple(n for n in own if all(_of_script(shards, r).get(n) != own[n] for r in holders))
+
+
+def holding(layout: Layout, shards: Shards, rank: int, names: Iterable[str]) -> tuple[int, ...]:
+    """Ranks that hold one of these objects as `rank` does, itself included; of no names, those that
+    hold everything."""
+    own, names = _of_script(shards, rank), set(names)
+    if not names:
+        return replicas(layout, shards, rank)
+    ranks = range(layout.world_size)
+    return tuple(r for r in ranks if any(_of_script(shards, r).get(n) == own[n] for n in names))
 
 
 def in_words(layout: Layout, shards: Shards, rank: int, names: Iterable[str]) -> str:

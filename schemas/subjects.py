@@ -15,6 +15,11 @@ def stored(job: str) -> list[str]:
     return [f"trainmover.{job}.{noun}.*.*" for noun in NOUNS]
 
 
+def objects(job: str) -> str:
+    """The bucket for what is too large for a message."""
+    return f"TRAINMOVER_{job}"
+
+
 def event(job: str, model: type[Event] | Event) -> str:
     return f"trainmover.{job}.{model.TYPE}.v{model.VERSION}"
 

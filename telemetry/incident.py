@@ -37,11 +37,13 @@ class Incident:
     ranks: tuple[int, ...] = ()
     target: int | None = None
     verdict: str = ""
-    """Kind of the first failure, which may come after a plan to link the same workers again."""
+    """Kind of the first failure, which may come after a plan to link the same workers again, or
+    after the decision of a planned switch."""
 
     @property
     def kind(self) -> str:
-        return self.began_as if self.began_as == "planned" else self.verdict or self.began_as
+        """A planned switch in which somebody failed after the decision is what that was."""
+        return self.verdict or self.began_as
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     FaultInjected,
     InterruptionAnnounced,
+    InterruptionCancelled,
     JobCompleted,
     JobFailed,
     LayoutAssigned,
@@ -59,14 +60,21 @@ class _Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Announced:
+    event: InterruptionAnnounced
+    since_s: float
+    """When it came, or when what was in its way was over."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     generation: int = 0
     incident: Incident | None = None
     faults: Mapping[str, float] = field(default_factory=dict)
     exits: Mapping[str, _Left] = field(default_factory=dict)
     failures: Mapping[str, _Failed] = field(default_factory=dict)
-    announced: Mapping[str, float] = field(default_factory=dict)
-    """Worker -> since when it is to give its rank away, and nothing else was in the way."""
+    announced: Mapping[str, _Announced] = field(default_factory=dict)
+    """By its name, as long as it stands."""
     sign_s: float | None = None
     """When a link or a step of this generation first broke, since it was told to run."""
     known: int = 0
@@ -92,9 +100,12 @@ def step(state: State, recorded: Recorded) -> tuple[State, Sequence[Closed]]:
             return replace(state, failures={**state.failures, **new}), ()
         case PeerLost() | StepAborted() as event:
             return _signed(state, event, time_s), ()
-        case InterruptionAnnounced(workers=workers):
-            announced = {**dict.fromkeys(workers, time_s), **state.announced}
+        case InterruptionAnnounced(interruption=name) as event:
+            announced = {name: _Announced(event, time_s), **state.announced}
             return replace(state, announced=announced), ()
+        case InterruptionCancelled(interruption=name):
+            kept = {other: one for other, one in state.announced.items() if other != name}
+            return replace(state, announced=kept), ()
         case MigrationPlanned(kind="planned") as plan:
             state, dropped = _dropped(state, plan, time_s)
             state, closed = _move_planned(state, plan, time_s)
@@ -150,7 +161,8 @@ def _advanced(
 
 def _over(state: State, time_s: float) -> State:
     """No incident is under way; who was announced for so long waits from now on."""
-    return replace(state, incident=None, announced=dict.fromkeys(state.announced, time_s))
+    waits = {name: replace(one, since_s=time_s) for name, one in state.announced.items()}
+    return replace(state, incident=None, announced=waits)
 
 
 def _signed(state: State, event: PeerLost | StepAborted, time_s: float) -> State:
@@ -179,7 +191,12 @@ def _move_planned(
     """Planned since its first worker was announced, or since the incident before it was over."""
     leavers = tuple(r.leaver for r in plan.replacements)
     joiners = tuple(r.joiner for r in plan.replacements)
-    start_s = min([state.announced[w] for w in leavers if w in state.announced] or [time_s])
+    asked = [
+        one.since_s
+        for one in state.announced.values()
+        if any(one.event.concerns(m.worker, m.machine) for m in plan.leavers)
+    ]
+    start_s = min(asked, default=time_s)
     more: dict[str, Value] = {"reason": plan.reason, "joiners": joiners}
     closed = Closed(PLANNER, span(plan, "plan", start_s, time_s, more))
     incident = Incident(

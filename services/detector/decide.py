@@ -14,6 +14,7 @@ from trainmover.schemas.events import (
     JobCompleted,
     JobFailed,
     JobSubmitted,
+    LayoutAssigned,
     MigrationAborted,
     MigrationCompleted,
     MigrationDecided,
@@ -25,6 +26,7 @@ from trainmover.schemas.events import (
     WorkerFinished,
     WorkerStarted,
 )
+from trainmover.schemas.interruptions import Interruptions
 from trainmover.schemas.recorded import Recorded
 from trainmover.services.contract import Inputs, Service
 
@@ -83,6 +85,7 @@ class Move:
     leavers: frozenset[str]
     """Hold their ranks until then, and may go afterwards."""
     joiners: frozenset[str]
+    members: frozenset[str]
     decided: bool = False
     """From then on a joiner that another plan leaves out gets no rank any more, and may go."""
 
@@ -100,6 +103,9 @@ class State:
     """Exits that no verdict covers yet."""
     finished: frozenset[str] = frozenset()
     leavers: frozenset[str] = frozenset()
+    holders: frozenset[str] = frozenset()
+    """Members of the assignment in force."""
+    interruptions: Interruptions = field(default_factory=Interruptions)
     move: Move | None = None
     failed: frozenset[str] = frozenset()
     witnesses: Mapping[str, tuple[Witness, ...]] = field(default_factory=dict)
@@ -133,15 +139,18 @@ def evolve(state: State, recorded: Recorded) -> State:
             idle = state.move.joiners & set(missing) & state.workers.keys()
             return _let_go(replace(state, move=None), idle)
         case MigrationSwitched(generation=g) if state.move and state.move.generation == g:
-            return _let_go(replace(state, move=None), state.move.leavers)
+            after = replace(state, move=None, holders=state.move.members)
+            return _let_go(after, state.move.leavers)
+        case LayoutAssigned(members=members):
+            return replace(state, holders=frozenset(m.worker for m in members))
         case MigrationCompleted() as event:
             return _forgotten(state, event.generation)
         case PeerLost() as event if event.peer in state.workers:
             witness = Witness(event.worker, event.generation, recorded.time_s)
             seen = (*state.witnesses.get(event.peer, ()), witness)
             return replace(state, witnesses={**state.witnesses, event.peer: seen})
-        case _:
-            return state
+        case event:
+            return replace(state, interruptions=state.interruptions.after(event))
 
 
 def _started(state: State, event: WorkerStarted, time_s: float) -> State:
@@ -161,12 +170,12 @@ def _exited(state: State, event: WorkerExited, time_s: float) -> State:
 
 def _planned(state: State, plan: MigrationPlanned) -> State:
     leavers = frozenset(replacement.leaver for replacement in plan.replacements)
+    members = frozenset(member.worker for member in plan.members)
     if plan.kind == "planned":
         joiners = frozenset(replacement.joiner for replacement in plan.replacements)
-        return replace(state, move=Move(plan.generation, leavers, joiners))
-    members = {member.worker for member in plan.members}
+        return replace(state, move=Move(plan.generation, leavers, joiners, members))
     spare = state.move.joiners - members if state.move and state.move.decided else frozenset()
-    return _let_go(replace(state, move=None), leavers | spare)
+    return _let_go(replace(state, move=None, holders=members), leavers | spare)
 
 
 def _let_go(state: State, leavers: frozenset[str]) -> State:
@@ -184,8 +193,9 @@ def _without(state: State, workers: Iterable[str]) -> State:
 def _judged(state: State) -> State:
     """Forgets exits that need no verdict any more, and what was seen of their workers.
 
-    A leaver may go as it likes. A worker that had finished ends with exit code 0; one that is
-    killed before the other ranks have finished may take the only copy of its state with it.
+    A leaver may go as it likes, and who holds no rank on a machine that is drained. A worker that
+    had finished ends with exit code 0; one that is killed before the other ranks have finished may
+    take the only copy of its state with it.
     """
     settled = state.failed | state.leavers
     open_exits = []
@@ -194,6 +204,7 @@ def _judged(state: State) -> State:
             exit
             for exit in exited.exits
             if exit.worker not in settled and not (exit.code == 0 and exit.worker in state.finished)
+            if exit.worker in state.holders or not state.interruptions.drains(exited.machine)
         )
         if crashed:
             open_exits.append(replace(exited, exits=crashed))

@@ -5,8 +5,9 @@ stream (WAL) the plan can be dropped, and all go on where they stand (docs/desig
 """
 
 from collections.abc import Sequence
+from math import inf
 
-from trainmover.schemas.commands import Freeze, Prepare
+from trainmover.schemas.commands import Answer, Freeze, Prepare
 from trainmover.schemas.events import MigrationPrepared
 from trainmover.services.contract import Ask, Inputs, Output
 from trainmover.services.mover.migration import Migration, abort, decision
@@ -17,6 +18,9 @@ PREPARE_S = 900.0
 """From the plan: a joiner may run `train` from the top for its rank."""
 FREEZE_S = 600.0
 """From then on: every rank comes to the end of a step."""
+HASTE_S = 5.0
+"""So long before the leavers must be gone their joiners are not waited for any more: the ranks
+stop, and a joiner is set up while its leaver still holds what it needs."""
 
 
 def decide(migration: Migration, state: State, inputs: Inputs) -> Sequence[Output]:
@@ -26,6 +30,9 @@ def decide(migration: Migration, state: State, inputs: Inputs) -> Sequence[Outpu
     dead = sorted({m.worker for m in (*plan.members, *plan.leavers)} & state.gone)
     if dead:
         return [abort(plan, f"{', '.join(dead)} ended before the switch", tuple(dead))]
+    asked = [state.interruptions.of(m.worker, m.machine) for m in plan.leavers]
+    if not all(asked):
+        return [abort(plan, "its interruption was cancelled")]
     unready = [
         m
         for m in plan.members
@@ -33,14 +40,20 @@ def decide(migration: Migration, state: State, inputs: Inputs) -> Sequence[Outpu
         and ((a := answers.get(m.worker)) is None or a.prepared != plan.generation)
     ]
     if state.prepared_s is None:
-        if unready:
-            return _prepare(migration, state, inputs, [m.worker for m in unready])
+        names = tuple(m.worker for m in unready)
+        deadlines_s = [i.deadline for some in asked for i in some if i.deadline is not None]
+        if names and inputs.now_s < min(deadlines_s, default=inf) - HASTE_S:
+            return _prepare(migration, state, inputs, names)
         return [
             MigrationPrepared(
-                job=plan.job, run=plan.run, generation=plan.generation, incident=plan.incident
+                job=plan.job,
+                run=plan.run,
+                generation=plan.generation,
+                incident=plan.incident,
+                unready=names,
             )
         ]
-    return _freeze(migration, state.prepared_s, inputs, joiners)
+    return _freeze(migration, state.prepared_s, state, inputs, joiners)
 
 
 def _prepare(
@@ -59,14 +72,16 @@ def _prepare(
         members=plan.members,
         placement=migration.placement,
         joiners=tuple(r.rank for r in plan.replacements),
+        tapes=dict(migration.tapes),
     )
     return [Ask(worker, command) for worker in unready]
 
 
 def _freeze(
-    migration: Migration, prepared_s: float, inputs: Inputs, joiners: set[str]
+    migration: Migration, prepared_s: float, state: State, inputs: Inputs, joiners: set[str]
 ) -> Sequence[Output]:
-    plan = migration.plan
+    """Who may still stop for a plan before this one is told of its end first (`unaware`)."""
+    plan, late = migration.plan, unaware(state, inputs)
     holders = [m.worker for m in migration.asked if m.worker not in joiners]
     answers = {m.worker: a for m in migration.asked if (a := inputs.answers.get(m.worker))}
     moving = [w for w in holders if (a := answers.get(w)) is None or a.frozen != plan.generation]
@@ -75,9 +90,27 @@ def _freeze(
     if moving:
         if inputs.now_s > max(prepared_s, inputs.up_since_s) + FREEZE_S:
             return [abort(plan, f"{', '.join(moving)} did not stop within {FREEZE_S:g} s")]
-        return [Ask(worker, Freeze(generation=plan.generation)) for worker in moving]
+        command = Freeze(generation=plan.generation)
+        return [Ask(worker, command) for worker in moving if worker not in late]
     if len(answers) < len(migration.asked):  # a mover that came later asks the joiners as well
         missing = [m.worker for m in migration.asked if m.worker not in answers]
         return [Ask(worker, Freeze(generation=plan.generation)) for worker in missing]
     found = verdict(migration.spec.layout, plan, answers, migration.shards)
     return [abort(plan, found.problem) if found.problem else decision(plan, found)]
+
+
+def unaware(state: State, inputs: Inputs) -> list[str]:
+    """Who may have heard of a planned switch that came to nothing, and has not said it knows."""
+    if state.dropped is None:
+        return []
+    workers = dict.fromkeys(m.worker for m in (*state.dropped.members, *state.dropped.leavers))
+    return [
+        worker
+        for worker in workers
+        if worker not in state.gone
+        and ((a := inputs.answers.get(worker)) is None or not _past(a, state.dropped.generation))
+    ]
+
+
+def _past(answer: Answer, generation: int) -> bool:
+    return max(answer.dropped, answer.promised) >= generation

@@ -9,7 +9,6 @@ answers of its members, so a mover that restarts asks again and goes on.
 from collections.abc import Sequence
 
 from trainmover.schemas.commands import (
-    Answer,
     Collect,
     Drop,
     Resume,
@@ -57,21 +56,11 @@ def decide(state: State, inputs: Inputs) -> Sequence[Output]:
 
 def _drops(state: State, inputs: Inputs) -> Sequence[Output]:
     """Everybody who may have heard of a planned switch that comes to nothing goes on."""
-    if state.dropped is None:
+    workers = ahead.unaware(state, inputs)
+    if state.dropped is None or not workers:
         return []
-    generation = state.dropped.generation
-    command = Drop(generation=generation, reason="the planned switch was dropped")
-    workers = dict.fromkeys(m.worker for m in (*state.dropped.members, *state.dropped.leavers))
-    return [
-        Ask(worker, command)
-        for worker in workers
-        if worker not in state.gone
-        and ((a := inputs.answers.get(worker)) is None or not _past(a, generation))
-    ]
-
-
-def _past(answer: Answer, generation: int) -> bool:
-    return max(answer.dropped, answer.promised) >= generation
+    command = Drop(generation=state.dropped.generation, reason="the planned switch was dropped")
+    return [Ask(worker, command) for worker in workers]
 
 
 def _releases(state: State) -> Sequence[Output]:
@@ -81,10 +70,18 @@ def _releases(state: State) -> Sequence[Output]:
 
 
 def _standbys(state: State, spec: JobSubmitted) -> Sequence[Output]:
-    """Every worker that holds no rank warms up for the rank in the middle of the layout."""
-    idle = set(state.registered) - state.gone - state.held - state.warmed
-    rank = spec.layout.world_size // 2
-    return [Ask(worker, StandBy(layout=spec.layout, rank=rank)) for worker in sorted(idle)]
+    """Every worker that holds no rank warms up for each role class, by what ranks recorded.
+
+    Not while a rank waits for a worker: who comes then gets it at once.
+    """
+    if not spec.warm_up or any(m.worker in state.gone for m in state.members):
+        return []
+    command = StandBy(layout=spec.layout, tapes=dict(state.tapes))
+    return [
+        Ask(worker, command)
+        for worker in sorted(set(state.registered) - state.gone - state.held)
+        if not state.wanted <= state.tried.get(worker, frozenset())
+    ]
 
 
 def _first_setup(
@@ -127,6 +124,7 @@ def _migrate(
         },
         shards=state.shards,
         gone=state.gone,
+        tapes=state.tapes,
     )
     if state.switched:
         return _resume(migration, state.switched)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from trainmover.schemas.commands import Answer, Decided, Pull, Stage, Switch
+from trainmover.schemas.commands import Answer, Bundle, Decided, Pull, Stage, Switch
 from trainmover.schemas.events import (
     JobSubmitted,
     MigrationAborted,
@@ -16,9 +16,12 @@ from trainmover.schemas.events import (
     Restored,
 )
 from trainmover.schemas.member import Member
-from trainmover.schemas.shards import Shards, replicas
+from trainmover.schemas.shards import Shards, sources
 from trainmover.services.contract import Ask, Output
 from trainmover.services.mover.verdict import Verdict, extras_holder
+
+MAX_DONORS = 8
+"""More at once would make a joiner no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class Migration:
     """Worker -> its latest answer, if that is about this plan's generation and promises it."""
     gone: frozenset[str] = frozenset()
     shards: Shards = field(default_factory=dict)
+    tapes: Mapping[str, str] = field(default_factory=dict)
+    """Role class -> name of what was recorded for it."""
 
     def stage(self, member: Member) -> Stage:
         answer = self.answers.get(member.worker)
@@ -59,6 +64,7 @@ class Migration:
             placement=self.placement,
             target=decided.target,
             setup_again=decided.setup_again,
+            tapes=dict(self.tapes),
         )
         return self._ask_below(Stage.OBEYED, command, self.asked)
 
@@ -66,7 +72,7 @@ class Migration:
         """DIRTYACK: only a member that acknowledged the decision clean is a donor.
 
         A leaver that is there gives to its joiner all there is, its own state too; its answer is
-        waited for.
+        waited for. Else every clean replica gives a stripe.
         """
         by_rank = {m.rank: m for m in self.plan.members}
         clean = {m.rank for m in self.plan.members if self.stage(m) >= Stage.RESTORED}
@@ -80,14 +86,19 @@ class Migration:
             if self.stage(m) != Stage.OBEYED or m.rank in moving:
                 continue
             leaver = giving.get(m.rank)
-            holders = replicas(self.spec.layout, self.shards, m.rank)
-            donors = [r for r in holders if r in clean and r != m.rank]
-            if leaver or donors:
+            if leaver:
+                bundles = [Bundle(donors=(leaver,))]
+            else:
+                bundles = [
+                    Bundle(objects=names, donors=[by_rank[r] for r in _spread(ranks, m.rank)])
+                    for names, ranks in sources(self.spec.layout, self.shards, m.rank, clean)
+                ]
+            if bundles:
                 pull = Pull(
                     generation=self.plan.generation,
                     target=decided.target,
-                    # Several joiners of one shard spread over its replicas.
-                    donor=leaver or by_rank[donors[m.rank % len(donors)]],
+                    donor=bundles[0].donors[0],
+                    bundles=tuple(bundles),
                     extras_from=leaver
                     or extras_holder(m.rank, decided.target, self.plan.members, self.answers),
                 )
@@ -128,6 +139,7 @@ class Migration:
                 rank=m.rank,
                 worker=m.worker,
                 donor=answer.donor,
+                donors=answer.donors,
                 num_bytes=answer.num_bytes,
                 seconds=answer.pull_s,
                 digest=answer.digest,
@@ -173,6 +185,12 @@ class Migration:
         self, stage: Stage, command: Decided | Switch, members: tuple[Member, ...]
     ) -> list[Output]:
         return [Ask(m.worker, command) for m in members if self.stage(m) < stage]
+
+
+def _spread(ranks: tuple[int, ...], joiner: int) -> tuple[int, ...]:
+    """Donors for one joiner: another one is the first for the next."""
+    first = joiner % len(ranks)
+    return (*ranks[first:], *ranks[:first])[:MAX_DONORS]
 
 
 def stage_of(answer: Answer | None, generation: int) -> Stage:

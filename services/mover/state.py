@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from trainmover.schemas.events import (
+    InterruptionAnnounced,
+    InterruptionCancelled,
     JobCompleted,
     JobFailed,
     JobSubmitted,
@@ -15,13 +17,18 @@ from trainmover.schemas.events import (
     MigrationPrepared,
     MigrationSwitched,
     RankReady,
+    StandbyMismatched,
     StandbyWarmed,
     WorkerExited,
     WorkerFailed,
     WorkerRegistered,
 )
+from trainmover.schemas.interruptions import Interruptions
 from trainmover.schemas.member import Member
 from trainmover.schemas.recorded import Recorded
+
+Warm = tuple[str, str]
+"""Role class and name of the tape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class State:
     layout: LayoutAssigned | None = None
     plan: MigrationPlanned | None = None
     planned_s: float = 0.0
+    interruptions: Interruptions = field(default_factory=Interruptions)
     prepared_s: float | None = None
     """When the joiners of a planned switch stood ready."""
     decided: MigrationDecided | None = None
@@ -48,7 +56,14 @@ class State:
     """Members of the last assignment that ran."""
     held: frozenset[str] = frozenset()
     """Workers that ever held a rank."""
-    warmed: frozenset[str] = frozenset()
+    tried: Mapping[str, frozenset[Warm]] = field(default_factory=dict)
+    """Standby -> what it has warmed up for, or could not."""
+    setup_since: int = 1
+    """Generation in which set-up was begun for the last time."""
+    role_classes: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> role class, of the ranks that were set up since then."""
+    tapes: Mapping[str, str] = field(default_factory=dict)
+    """Role class -> name of what was recorded for it in that set-up."""
     ready: Mapping[str, int] = field(default_factory=dict)
     """Worker -> highest generation it was rank.ready in."""
     shards: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -65,6 +80,13 @@ class State:
         """Machine of each rank in generation 1."""
         return tuple(m.machine for m in self.layout.members) if self.layout else ()
 
+    @property
+    def wanted(self) -> frozenset[Warm]:
+        """What a standby is to be warm for; nothing until every rank was set up."""
+        if self.spec is None or len(self.role_classes) < self.spec.layout.world_size:
+            return frozenset()
+        return frozenset((c, self.tapes.get(c, "")) for c in self.role_classes.values())
+
 
 def evolve(state: State, recorded: Recorded) -> State:
     match recorded.event:
@@ -79,14 +101,13 @@ def evolve(state: State, recorded: Recorded) -> State:
             return replace(state, gone=state.gone | {e.worker for e in exits})
         case WorkerFailed(workers=workers):
             return replace(state, gone=state.gone | set(workers))
-        case StandbyWarmed(worker=worker):
-            return replace(state, warmed=state.warmed | {worker})
+        case StandbyWarmed() | StandbyMismatched() as event:
+            tried = state.tried.get(event.worker, frozenset()) | {(event.role_class, event.tape)}
+            return replace(state, tried={**state.tried, event.worker: tried})
         case RankReady() as ready:
-            return replace(
-                state,
-                ready={**state.ready, ready.worker: ready.generation},
-                shards={**state.shards, ready.rank: ready.shards},
-            )
+            return _ready(state, ready)
+        case InterruptionAnnounced() | InterruptionCancelled() as event:
+            return replace(state, interruptions=state.interruptions.after(event))
         case MigrationPlanned() as plan:
             return _planned(state, plan, recorded.time_s)
         case MigrationPrepared(generation=g) if _current(state, g):
@@ -94,7 +115,10 @@ def evolve(state: State, recorded: Recorded) -> State:
         case MigrationDecided() as decided if _current(state, decided.generation):
             if state.closed:
                 return state  # a doubled mover dropped the plan first
-            return replace(state, decided=decided, decided_s=recorded.time_s)
+            state = replace(state, decided=decided, decided_s=recorded.time_s)
+            if not decided.setup_again:
+                return state
+            return replace(state, setup_since=decided.generation, role_classes={}, tapes={})
         case MigrationSwitched() as switched if _current(state, switched.generation):
             given = {m.worker for m in state.plan.leavers} if state.plan else set()
             return replace(state, switched=switched, released=state.released | given)
@@ -112,6 +136,22 @@ def evolve(state: State, recorded: Recorded) -> State:
             return replace(state, over=True)
         case _:
             return state
+
+
+def _ready(state: State, ready: RankReady) -> State:
+    state = replace(
+        state,
+        ready={**state.ready, ready.worker: ready.generation},
+        shards={**state.shards, ready.rank: ready.shards},
+    )
+    if ready.generation < state.setup_since:
+        return state
+    recorded = {ready.role_class: ready.tape} if ready.tape else {}
+    return replace(
+        state,
+        role_classes={**state.role_classes, ready.rank: ready.role_class},
+        tapes={**state.tapes, **recorded},
+    )
 
 
 def _planned(state: State, plan: MigrationPlanned, time_s: float) -> State:

@@ -12,7 +12,7 @@ from trainmover.schemas.commands import Answer
 from trainmover.schemas.events import MigrationPlanned, Source
 from trainmover.schemas.layout import Layout
 from trainmover.schemas.member import Member
-from trainmover.schemas.shards import NO_HOLDER, NOT_SAID, Shards, in_words, lost, replicas
+from trainmover.schemas.shards import NO_HOLDER, NOT_SAID, Shards, in_words, lost, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,14 @@ def _source(
     shards: Shards,
 ) -> Source:
     """A leaver gives all there is to its joiner; else a replica and a buddy do."""
-    by_rank = {m.rank: m for m in plan.members}
     leaver = next((m for m in plan.leavers if m.rank == member.rank), None)
-    others = [by_rank[r] for r in replicas(layout, shards, member.rank) if r != member.rank]
-    donors = [m for m in others if not answers[m.worker].empty and not answers[m.worker].dirty]
+    clean = {
+        m.rank: m
+        for m in plan.members
+        if not answers[m.worker].empty and not answers[m.worker].dirty
+    }
+    held = sources(layout, shards, member.rank, clean)
+    donors = [clean[rank] for rank in sorted({rank for each in held for rank in each.ranks})]
     # Who is at the target already serves before who must still run its optimizer.
     donors.sort(key=lambda m: (answers[m.worker].committed != target, m.rank))
     holder = leaver or extras_holder(member.rank, target, plan.members, answers)

@@ -1,9 +1,10 @@
 """Who gets a rank: the first members, the joiners, and which end of a broken link is replaced."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import assert_never
 
 from trainmover.schemas.events import PeerLost, Replacement, StepAborted, WorkerRegistered
@@ -15,6 +16,8 @@ SETTLE_S = 0.3
 within 0.15 s (detection.md), so a death is normally seen as one."""
 OTHER_MACHINES_S = 300.0
 """How long ranks wait for a machine of the layout before standbys elsewhere take them."""
+FAULT_DOMAINS = ("switch", "rack", "zone")
+"""Labels of machines that fail together, the narrowest first."""
 STABLE_S = 10.0
 """Registrations are awaited so long after the last start or registration of a worker, so that
 surplus workers do not get a rank only because they were faster, on a busy machine too."""
@@ -78,21 +81,55 @@ def member(rank: int, worker: WorkerRegistered) -> Member:
     )
 
 
-def replacements(state: State, leavers: Sequence[Member]) -> tuple[Replacement, ...]:
+def replacements(
+    state: State, leavers: Sequence[Member], named: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Replacement, ...]:
     """A joiner for each leaver, in rank order; fewer when the standbys do not suffice.
 
-    Warm standbys come first, then those that are not on the leaver's lost machine, then the
-    oldest registration.
+    Who is `named` for a leaver takes its rank. Of the others, standbys that are warm for the
+    leaver's role class come first, then those that are for another, then those that share the
+    least with the leaver (`shared`), then the oldest registration.
     """
-    lost = {f.machine for f in state.failed.values() if f.kind == "machine_lost"}
-    free = list(state.free)
+    taken = {named.get(leaver.worker) for leaver in leavers}
+    free = [w for w in state.free if w.worker not in taken]
     chosen = []
-    for leaver in leavers[: len(free)]:
-        avoided = leaver.machine if leaver.machine in lost else None
-        joiner = min(free, key=lambda w: (w.worker not in state.warmed, w.machine == avoided))
+    for leaver in leavers:
+        if leaver.worker in named:
+            joiner = state.registered[named[leaver.worker]]
+            chosen.append(replacement(leaver, joiner))
+            continue
+        if not free:
+            continue
+        role_class = state.role_classes.get(leaver.rank, "")
+        joiner = min(
+            free,
+            key=lambda w: (
+                role_class not in (warm := state.warmed.get(w.worker, frozenset())),
+                not warm,
+                *shared(state, leaver, w),
+            ),
+        )
         free.remove(joiner)
-        chosen.append(Replacement(rank=leaver.rank, leaver=leaver.worker, joiner=joiner.worker))
+        chosen.append(replacement(leaver, joiner))
     return tuple(chosen)
+
+
+def replacement(leaver: Member, joiner: WorkerRegistered) -> Replacement:
+    return Replacement(rank=leaver.rank, leaver=leaver.worker, joiner=joiner.worker)
+
+
+def shared(state: State, leaver: Member, standby: WorkerRegistered) -> tuple[bool, ...]:
+    """What a standby shares with a leaver, the narrowest first: what took that one may take this
+    one too. Machines without a label share it with nobody."""
+    known = state.registered.get(leaver.worker)
+    labels = known.labels if known else {}
+    return (
+        standby.machine == leaver.machine,
+        *(
+            label in labels and standby.labels.get(label) == labels[label]
+            for label in FAULT_DOMAINS
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ so that nothing else needs to be known to carry it out.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
-    InterruptionAnnounced,
+    InterruptionCancelled,
     JobFailed,
     JobStalled,
     JobStarted,
@@ -22,10 +23,9 @@ from trainmover.schemas.member import Member
 from trainmover.services.contract import Inputs, Service
 from trainmover.services.planner.choice import broken, first_members, member, replacements
 from trainmover.services.planner.ending import NO_PROGRESS, STALLED, ending, failed
+from trainmover.services.planner.moves import MAX_TRIES, move, refusals, urgent
 from trainmover.services.planner.state import Phase, State, evolve
 
-MAX_TRIES = 3
-"""Plans with the same members that may fail in a row: more have the same cause again."""
 MAX_WORDS_CHARS = 4_000
 """A reason names every rank of a small loss and is cut for a large one."""
 
@@ -101,43 +101,45 @@ def _recover(state: State, now_s: float) -> Iterable[Event]:
             yield _try_again(state, link.reason)
 
 
-def _move(state: State) -> Iterable[MigrationPlanned | PoolExhausted]:
-    """One planned switch, of all announced interruptions whose ranks there are standbys for.
-
-    The ranks of an interruption move as one; one that is too large waits, and others do not wait
-    for it.
-    """
-    latest = state.latest
-    if not state.started or state.pending or latest.phase is not Phase.RUNNING:
+def _move(state: State) -> Iterable[MigrationPlanned | PoolExhausted | InterruptionCancelled]:
+    """One planned switch, of all announced interruptions whose ranks there are standbys for."""
+    latest, pending = state.latest, state.pending
+    if not state.started or latest.phase is not Phase.RUNNING:
         return
     if any(m.worker in state.unfit for m in latest.members):
         return  # standbys are for those that are lost
-    moving: dict[str, Member] = {}
-    causes: list[InterruptionAnnounced] = []
-    too_many = 0
-    for interruption in state.interruptions:
-        asked = {
-            m.worker: m
-            for m in latest.members
-            if m.worker in interruption.workers and state.attempts.get(m.worker, 0) < MAX_TRIES
-        }
-        if asked and len(moving | asked) <= len(state.free):
-            moving |= asked
-            causes.append(interruption)
-        elif asked:
-            too_many += len(asked.keys() - moving.keys())
-    if too_many:
-        exhausted = _exhausted(state, len(moving) + too_many)
+    found = move(replace(state, pending=None))
+    if pending is not None and not urgent(state, found):
+        return
+    state = replace(state, pending=None)
+    refused = [
+        _cancelled(state, interruption.interruption, why) for interruption, why in refusals(state)
+    ]
+    if refused:
+        yield from refused
+        return
+    if found.num_short:
+        exhausted = _exhausted(state, len(found.leavers) + found.num_short)
         if exhausted.key() not in state.exhausted:
             yield exhausted
-    if not moving:
+    if not found.leavers:
         return
-    leavers = sorted(moving.values(), key=lambda m: m.rank)
-    chosen = replacements(state, leavers)
-    why = "; ".join(f"{c.kind}: {c.reason}".removesuffix(": ") for c in causes)
+    leavers = sorted(found.leavers.values(), key=lambda m: m.rank)
+    chosen = replacements(state, leavers, found.joiners)
+    why = "; ".join(f"{c.kind}: {c.reason}".removesuffix(": ") for c in found.causes)
     moves = ", ".join(f"rank {r.rank} moves from {r.leaver} to {r.joiner}" for r in chosen)
     plan = _plan(state, chosen, f"{moves} ({why})")
     yield plan.model_copy(update={"kind": "planned", "leavers": tuple(leavers)})
+
+
+def _cancelled(state: State, interruption: str, reason: str) -> InterruptionCancelled:
+    assert state.submitted is not None
+    return InterruptionCancelled(
+        job=state.submitted.job,
+        run=state.submitted.run,
+        interruption=interruption,
+        reason=reason[:MAX_WORDS_CHARS],
+    )
 
 
 def _try_again(state: State, reason: str) -> MigrationPlanned | JobFailed:
@@ -195,13 +197,19 @@ def _short(
     standbys = "standby is" if num_free == 1 else "standbys are"
     free = f"only {num_free} {standbys} free" if num_free else "no standby is free"
     reason = f"{lost[:MAX_WORDS_CHARS]} and {free}"
+    kept = dict.fromkeys(w.machine for w in state.spare if state.interruptions.drains(w.machine))
+    back = "".join(f", or `trainmover undrain {machine}`" for machine in kept)
     since_s, timeout_s = state.stalled_since_s, state.submitted.stall_timeout_s
     if since_s is not None and now_s - since_s > timeout_s:
         yield failed(state, STALLED, f"{reason}, for {timeout_s:g} s (--stall-timeout)")
         return
     exhausted = _exhausted(state, len(leavers))
     stalled = JobStalled(
-        job=job, run=run, generation=generation, reason=reason, unblocked_by=UNBLOCKED_BY
+        job=job,
+        run=run,
+        generation=generation,
+        reason=reason,
+        unblocked_by=UNBLOCKED_BY + back,
     )
     if exhausted.key() not in state.exhausted:
         yield exhausted

@@ -4,13 +4,15 @@ from collections import Counter
 
 from trainmover.schemas.digest import of_job
 from trainmover.schemas.events import JobCompleted, JobFailed, UserError
-from trainmover.schemas.shards import NO_HOLDER, in_words, lost, replicas
+from trainmover.schemas.shards import NO_HOLDER, holding, in_words, lost, sources
 from trainmover.services.planner.state import Phase, State
 
 USER_CODE = 1
 STALLED = 3
 STATE_LOST = 4
 NO_PROGRESS = 5
+TERMINATED = 143
+"""128 and the number of SIGTERM, as a shell has it."""
 
 MAX_NEVER_RAN = 5
 """So many workers that ended before they registered are enough to know it of a large job too, if
@@ -26,6 +28,7 @@ def ending(state: State) -> JobCompleted | JobFailed | None:
     """The end that the stream leads to, if it does."""
     return (
         _completed(state)
+        or _preempted(state)
         or _user_code(state)
         or _never_ran(state)
         or _state_lost(state)
@@ -74,6 +77,10 @@ def _completed(state: State) -> JobCompleted | JobFailed | None:
             state_digest=of_job(event.digest for event in finished),
         )
     return None
+
+
+def _preempted(state: State) -> JobFailed | None:
+    return failed(state, TERMINATED, state.preempted) if state.preempted else None
 
 
 def _user_code(state: State) -> JobFailed | None:
@@ -129,10 +136,11 @@ def _state_lost(state: State) -> JobFailed | None:
         return failed(state, STATE_LOST, latest.aborted.reason)
     gone = {m.rank: state.failed[m.worker] for m in state.members if m.worker in state.failed}
     for rank, failure in gone.items():
-        holders = replicas(layout, state.shards, rank)
-        if state.started and gone.keys() >= set(holders):
-            left = set(range(layout.world_size)) - gone.keys()
-            shard = in_words(layout, state.shards, rank, lost(layout, state.shards, rank, left))
+        left = set(range(layout.world_size)) - gone.keys()
+        if state.started and not sources(layout, state.shards, rank, left):
+            names = lost(layout, state.shards, rank, left)
+            shard = in_words(layout, state.shards, rank, names)
+            holders = holding(layout, state.shards, rank, names)
             who = f"rank{'s' * (len(holders) > 1)} {', '.join(map(str, holders))}"
             why = f"held every copy of the state ({shard}) and failed: {failure.evidence}"
             return failed(state, STATE_LOST, f"{who} {why[: MAX_REASON_CHARS // 2]}; {NO_HOLDER}")

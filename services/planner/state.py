@@ -7,6 +7,7 @@ from enum import Enum
 
 from trainmover.schemas.events import (
     InterruptionAnnounced,
+    InterruptionCancelled,
     JobCompleted,
     JobFailed,
     JobStalled,
@@ -17,6 +18,7 @@ from trainmover.schemas.events import (
     MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
     PeerLost,
     PoolExhausted,
@@ -24,6 +26,7 @@ from trainmover.schemas.events import (
     RankReady,
     Replacement,
     StandbyLost,
+    StandbyMismatched,
     StandbyWarmed,
     StepAborted,
     UserError,
@@ -33,8 +36,10 @@ from trainmover.schemas.events import (
     WorkerRegistered,
     WorkerStarted,
 )
+from trainmover.schemas.interruptions import Interruptions
 from trainmover.schemas.member import Member
 from trainmover.schemas.recorded import Recorded
+from trainmover.services.planner.preemption import Notice, end_of_job
 
 PAIR_WINDOW_S = 60.0
 """A link that breaks again within this time of a relink is not bad luck: one end is replaced."""
@@ -42,6 +47,8 @@ PAIR_WINDOW_S = 60.0
 
 class Phase(Enum):
     PLANNED = "planned"
+    PREPARED = "prepared"
+    """Of a planned switch: its joiners stand ready, or are not waited for."""
     SWITCHED = "switched"
     """The ranks were told to run; no step is committed yet."""
     RUNNING = "running"
@@ -95,7 +102,8 @@ class State:
     """Did not do their part in a migration."""
     exited: frozenset[str] = frozenset()
     """Gone; whether that is a failure is for the detector to say."""
-    warmed: frozenset[str] = frozenset()
+    warmed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Standby -> the role classes that it is warm for."""
     errors: tuple[UserError, ...] = ()
     """Exceptions of user code in workers that held a rank, or before there were ranks."""
 
@@ -104,16 +112,23 @@ class State:
     """A planned switch that is not decided: `latest` is in force, and stays if it is dropped."""
     generation: int = 1
     """The highest that was planned."""
-    interruptions: tuple[InterruptionAnnounced, ...] = ()
-    """Announced, oldest first."""
+    interruptions: Interruptions = field(default_factory=Interruptions)
     attempts: Mapping[str, int] = field(default_factory=dict)
-    """Leaver -> planned switches of it that came to nothing."""
+    """Leaver -> planned switches of it that came to nothing since it was last announced."""
+    num_moved: int = 0
+    """Workers that gave their ranks away in planned switches."""
+    notices: tuple[Notice, ...] = ()
+    """Of preemption, oldest first."""
+    preempted: str = ""
+    """Why they are the end of the job, judged when the last one came; empty: they are not."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Worker -> the rank it holds or held: it never gets another (commit.md RESET)."""
     ready: Mapping[str, int] = field(default_factory=dict)
     """Worker -> the last generation for which it was set up."""
     shards: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Rank -> tracked name -> shard key."""
+    role_classes: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> the class that standbys warm up for."""
     setup_since: int = 1
     """Generation in which set-up was begun for the last time."""
     finished: Mapping[str, WorkerFinished] = field(default_factory=dict)
@@ -156,10 +171,27 @@ class State:
 
     @property
     def free(self) -> tuple[WorkerRegistered, ...]:
-        """Live workers that never held a rank, oldest registration first."""
+        """Live workers that never held a rank and stay, oldest registration first."""
         pending = {r.joiner for r in self.pending.replacements} if self.pending else set()
-        gone = self.unfit | self.exited | self.ranks.keys() | pending
+        return tuple(w for w in self.spare if w.worker not in pending and not self.asked(w))
+
+    @property
+    def spare(self) -> tuple[WorkerRegistered, ...]:
+        """Live workers that never held a rank, of machines that are drained too."""
+        gone = self.unfit | self.exited | self.ranks.keys()
         return tuple(w for name, w in self.registered.items() if name not in gone)
+
+    @property
+    def idle(self) -> set[tuple[str, str]]:
+        """(worker, machine) of all that live, or were started, and never held a rank."""
+        gone = self.unfit | self.exited | self.ranks.keys()
+        here = [(w.worker, w.machine) for w in self.launched.values()]
+        here += [(w.worker, w.machine) for w in self.registered.values()]
+        return {(worker, machine) for worker, machine in here if worker not in gone}
+
+    def asked(self, worker: Member | WorkerRegistered) -> bool:
+        """Whether an interruption that stands keeps it from having a rank."""
+        return bool(self.interruptions.of(worker.worker, worker.machine))
 
 
 def evolve(state: State, recorded: Recorded) -> State:
@@ -179,15 +211,34 @@ def evolve(state: State, recorded: Recorded) -> State:
             since_s = recorded.time_s if state.stalled_since_s is None else state.stalled_since_s
             stalled = state.stalled | {event.key()}
             return replace(state, stalled=stalled, stalled_since_s=since_s)
-        case InterruptionAnnounced() as event:
-            known = {i.interruption for i in state.interruptions}
-            if event.interruption in known:
-                return state
-            return replace(state, interruptions=(*state.interruptions, event))
+        case InterruptionAnnounced() | InterruptionCancelled() as event:
+            return _interrupted(state, event, recorded.time_s)
         case PeerLost() | StepAborted() as event:
             return _signed(state, Sign(recorded.seq, recorded.time_s, event))
         case _:
             return _migration(_worker(state, recorded), recorded)
+
+
+def _interrupted(
+    state: State, event: InterruptionAnnounced | InterruptionCancelled, time_s: float
+) -> State:
+    """Who is announced anew is tried anew."""
+    after = state.interruptions.after(event)
+    if after == state.interruptions:
+        return state
+    if isinstance(event, InterruptionCancelled):
+        kept = tuple(n for n in state.notices if n.event.interruption != event.interruption)
+        preempted = state.preempted if kept == state.notices else ""
+        return replace(state, interruptions=after, notices=kept, preempted=preempted)
+    members = state.latest.members if state.assignments else ()
+    named = {m.worker for m in members if event.concerns(m.worker, m.machine)}
+    attempts = {worker: n for worker, n in state.attempts.items() if worker not in named}
+    state = replace(state, interruptions=after, attempts=attempts)
+    if event.kind != "preemption":
+        return state
+    notices = (*state.notices, Notice(event, time_s))
+    why = end_of_job(notices, after, members, state.idle)
+    return replace(state, notices=notices, preempted=state.preempted or why)
 
 
 def _worker(state: State, recorded: Recorded) -> State:
@@ -209,11 +260,14 @@ def _worker(state: State, recorded: Recorded) -> State:
             return _failed(state, event)
         case StandbyLost() as event:
             return replace(state, exited=state.exited | {event.worker})
-        case StandbyWarmed() as event:
-            return replace(state, warmed=state.warmed | {event.worker})
+        case StandbyWarmed() | StandbyMismatched() as event:
+            others = state.warmed.get(event.worker, frozenset()) - {event.role_class}
+            warm = {event.role_class} if isinstance(event, StandbyWarmed) else set()
+            return replace(state, warmed={**state.warmed, event.worker: others | warm})
         case RankReady() as event:
             return replace(
                 state,
+                role_classes={**state.role_classes, event.rank: event.role_class},
                 ready={**state.ready, event.worker: event.generation},
                 shards={**state.shards, event.rank: event.shards},
             )
@@ -252,6 +306,8 @@ def _migration(state: State, recorded: Recorded) -> State:
             if event.kind == "planned":
                 return replace(state, pending=assignment, exhausted=frozenset())
             return _assigned(state, assignment)
+        case MigrationPrepared(generation=g) if state.pending and g == state.pending.generation:
+            return replace(state, pending=replace(state.pending, phase=Phase.PREPARED))
         case MigrationDecided() as event:
             if state.pending is not None and event.generation == state.pending.generation:
                 state = _assigned(replace(state, pending=None), state.pending)
@@ -262,6 +318,7 @@ def _migration(state: State, recorded: Recorded) -> State:
                 setup_since=event.generation if event.setup_again else state.setup_since,
             )
         case MigrationSwitched() as event if event.generation == state.latest.generation:
+            state = replace(state, num_moved=state.num_moved + len(state.latest.leavers))
             return _at(state, replace(state.latest, phase=Phase.SWITCHED, since_seq=recorded.seq))
         case MigrationCompleted() as event if event.generation == state.latest.generation:
             state = replace(state, progress=max(state.progress, event.committed))
@@ -292,10 +349,15 @@ def _planned(state: State, event: MigrationPlanned, seq: int) -> Assignment:
 
 
 def _dropped(state: State, event: MigrationAborted) -> State:
-    """What is in force stays in force; a joiner that could not be prepared is not tried again."""
+    """What is in force stays in force; a joiner that could not be prepared is not tried again.
+
+    A switch that was called off was no try.
+    """
     assert state.pending is not None
-    missing = state.missing | set(event.missing)
-    return replace(_tried(state, state.pending.leavers), pending=None, missing=missing)
+    leavers = state.pending.leavers
+    if all(state.asked(leaver) for leaver in leavers):
+        state = _tried(state, leavers)
+    return replace(state, pending=None, missing=state.missing | set(event.missing))
 
 
 def _undone(state: State, event: MigrationPlanned) -> State:

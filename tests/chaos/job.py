@@ -188,7 +188,9 @@ class Job:
         ]
         held = {m["worker"] for p in counted for m in p["members"]}
         gone = {w for e in self.of("worker.failed") for w in e["workers"]}
-        return [e["worker"] for e in self.of("standby.warmed") if e["worker"] not in held | gone]
+        gone |= {one["worker"] for e in self.of("worker.exited") for one in e["exits"]}
+        warm = dict.fromkeys(e["worker"] for e in self.of("standby.warmed") if e["resident"])
+        return [worker for worker in warm if worker not in held | gone]
 
     def pid(self, worker: str) -> int:
         return next(int(e["pid"]) for e in self.of("worker.started") if e["worker"] == worker)

@@ -137,6 +137,31 @@ def assert_stayers_kept_their_sockets(
 
 
 @pytest.mark.concurrent
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_every_replica_gives_a_stripe_to_who_takes_the_rank_of_a_dead_one(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    more = ("--frozen-mb=24",)
+    with job(tmp_path, 4, "everything.py", *more) as run:
+        allowed = kill_at(run, ((2, "forward"), (0, "vote")))
+        pulls = [
+            (one, run.of("migration.planned")[i]["members"])
+            for i, event in enumerate(run.of("migration.switched"))
+            for one in event["restored"]
+            if one["num_bytes"]
+        ]
+        run.pace(max(allowed, STEPS + 1))
+        assert_same(run.finish(), undisturbed(4, "everything.py", *more))
+    assert len(pulls) == 2
+    for one, members in pulls:
+        replicas = {m["worker"] for m in members if m["rank"] != one["rank"]}
+        assert set(one["donors"]) <= replicas
+        assert sum(count > 1_000_000 for count in one["donors"].values()) >= 2, one
+        assert sum(one["donors"].values()) == one["num_bytes"] > 24_000_000
+
+
+@pytest.mark.concurrent
 @pytest.mark.timeout(240)
 def test_a_rebindable_script_goes_on_without_running_again(
     tmp_path: Path, undisturbed: Undisturbed

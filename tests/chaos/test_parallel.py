@@ -88,6 +88,29 @@ def test_kills_of_every_rank_under_every_parallelism_change_nothing(
     assert_same(killed(tmp_path, parallelism, kills), undisturbed(parallelism))
 
 
+@pytest.mark.full
+def test_objects_that_no_single_rank_holds_together_come_from_those_that_hold_each(
+    tmp_path: Path,
+) -> None:
+    each = ("hsdp:dp_replicate=2,dp_shard=2:dp_shard", "gpipe:pp=2,dp=2:dp_replicate")
+    layout, ends = LAYOUTS["hsdp"], []
+    for name, victims in (("undisturbed", ()), ("killed", (1, 2))):
+        more = ("--each", *each)
+        with parallel(tmp_path / name, "", layout, *more, standbys=2 * bool(victims)) as run:
+            kill_at(run, tuple((rank, "forward") for rank in victims))
+            run.pace(STEPS + 1)
+            ends.append(run.finish())
+        switched = run.of("migration.switched")
+    assert_same(ends[1], ends[0])
+    for victim, event in zip((1, 2), switched, strict=True):
+        (one,) = event["restored"]
+        workers = {m["worker"]: m["rank"] for m in run.of("layout.assigned")[0]["members"]}
+        for plan in run.of("migration.planned"):
+            workers |= {m["worker"]: m["rank"] for m in plan["members"]}
+        gave = {workers[worker] for worker, count in one["donors"].items() if count}
+        assert {(victim + 2) % 4, victim ^ 1} <= gave
+
+
 # ---- nobody else holds the shard
 
 NOT_HELD = [
@@ -133,16 +156,3 @@ def assert_lost(run: Job, shard: str) -> None:
     assert reason in finished.output
     happened = {e["type"]: e["at_s"] for e in reversed(finished.report["events"])}
     assert happened["job.failed"] - happened["worker.exited"] < 5  # the first exit: the death
-
-
-# ---- what is refused
-
-
-@pytest.mark.full
-def test_stages_that_do_not_know_their_shapes_are_refused_before_the_first_step(
-    tmp_path: Path,
-) -> None:
-    with parallel(tmp_path, "gpipe-unshaped", "pp=2,dp=2", standbys=0) as run:
-        finished = run.finish()
-    assert finished.code == 1, finished.output
-    assert "PipelineStage of torch must be given input_args and output_args" in finished.output

@@ -6,7 +6,16 @@ from contextlib import aclosing
 
 import pytest
 
-from trainmover.bus.port import MSG_ID, Bus, BusClosed, Conflict, Message, Reply, Unanswered
+from trainmover.bus.port import (
+    MSG_ID,
+    Bus,
+    BusClosed,
+    Conflict,
+    Message,
+    Missing,
+    Reply,
+    Unanswered,
+)
 
 STARTED = "trainmover.j.job.started.v1"
 FAILED = "trainmover.j.worker.failed.v1"
@@ -161,6 +170,30 @@ class BusBehaviour:
         for payload in (b"bad", b"refused"):
             with pytest.raises(Unanswered, match=r"no answer within 0\.05 s"):
                 await bus.request(COMMAND, payload, {}, 0.05)
+
+    async def test_an_object_comes_back_whole_whatever_its_size_and_name(self, bus: Bus) -> None:
+        large = bytes(range(256)) * 8192  # several chunks
+        objects = {"first": large, "a role/class, *.>": b"small", "empty": b""}
+        for name, data in objects.items():
+            await bus.put(name, data)
+        for name, data in objects.items():
+            assert await bus.get(name) == data
+
+    async def test_a_newer_object_takes_the_place_of_the_older(self, bus: Bus) -> None:
+        await bus.put("x", b"old")
+        await bus.put("x", b"new")
+        assert await bus.get("x") == b"new"
+
+    async def test_an_object_that_nobody_put_is_missing(self, bus: Bus) -> None:
+        with pytest.raises(Missing, match="no object 'x'"):
+            await bus.get("x")
+        await bus.put("y", b"")
+        with pytest.raises(Missing, match="no object 'x'"):
+            await bus.get("x")
+
+    async def test_objects_are_no_messages(self, bus: Bus) -> None:
+        await bus.put("x", b"data")
+        assert await bus.last_seq() == 0
 
     async def test_a_closed_bus_says_so_to_publishers_and_followers(self, bus: Bus) -> None:
         waiting = asyncio.ensure_future(first(bus.follow(0), 1))

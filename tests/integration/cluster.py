@@ -17,7 +17,7 @@ from trainmover.runtime.endpoint import Endpoint
 from trainmover.runtime.engine import Wiring
 from trainmover.runtime.fence import Fence
 from trainmover.runtime.mesh import Counters, Mesh
-from trainmover.runtime.topology import control_edges
+from trainmover.runtime.topology import Assignment, control_edges
 
 LIMIT_S = 20.0
 Addresses = Mapping[str, tuple[str, ...]]
@@ -57,9 +57,8 @@ class Node:
         self, generation: int, assignment: Mapping[int, str], addresses: Addresses, *joiners: int
     ) -> Counters:
         self.assignment = assignment
-        counters = self.mesh.switch(
-            generation, self.rank, assignment, addresses, joiners, LIMIT_S / 2
-        )
+        plan = Assignment(generation, self.rank, assignment, addresses, joiners)
+        counters = self.mesh.switch(plan, LIMIT_S / 2)
         self.fence.open(generation)
         return counters
 

@@ -19,7 +19,7 @@ from trainmover.runtime import exchange
 from trainmover.runtime.aborts import StepAborted
 from trainmover.runtime.admission import Issued, Mode
 from trainmover.runtime.mesh import Counters
-from trainmover.runtime.topology import control_edges, peers, ring_edges
+from trainmover.runtime.topology import Assignment, control_edges, peers, ring_edges
 
 pytestmark = pytest.mark.concurrent
 
@@ -290,7 +290,7 @@ def link_cut_between_stayers(node: Node, pipe: Pipe) -> object:
         node.mesh.link("control", 0).close()
     pipe.send("revoked")
     counters = node.switch(*pipe.recv())
-    again = node.mesh.switch(2, node.rank, node.assignment, {}, (), 1)
+    again = node.mesh.switch(Assignment(2, node.rank, node.assignment, {}), 1)
     assert again is counters
     flat = torch.ones(10)
     dist.all_reduce(flat)
@@ -311,7 +311,7 @@ def switch_without_a_joiner(node: Node, pipe: Pipe) -> object:
     pipe.send("revoked")
     assignment, addresses, joiners = pipe.recv()
     try:
-        node.mesh.switch(2, node.rank, assignment, addresses, joiners, deadline_s=0.3)
+        node.mesh.switch(Assignment(2, node.rank, assignment, addresses, joiners), 0.3)
     except (TimeoutError, ConnectionError) as error:
         return str(error)
     return "switched"

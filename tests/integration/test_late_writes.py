@@ -32,8 +32,8 @@ from trainmover.runtime.fence import Fence
 from trainmover.runtime.groups import LinkGroup
 from trainmover.runtime.link import Link
 from trainmover.runtime.mesh import Mesh
-from trainmover.runtime.topology import ring_edges
-from trainmover.runtime.wire import FRAME_BYTES, HEADER_BYTES, SHARED_BYTES
+from trainmover.runtime.topology import Assignment, ring_edges
+from trainmover.runtime.wire import FRAME_BYTES, HEADER_BYTES
 from trainmover.runtime.work import LinkWork
 
 pytestmark = pytest.mark.concurrent
@@ -41,7 +41,7 @@ LIMIT_S = 20.0
 SIZE, VICTIM = 3, 2
 CHANNEL = "0-1-2#0"
 SMALL = 100
-LARGE = 2 * SHARED_BYTES // 4
+LARGE = 2 * FRAME_BYTES // 4
 """Elements of a piece: several frames, whatever they travel in."""
 
 
@@ -232,11 +232,11 @@ class Ear:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def recv_into(self, view: memoryview) -> int:
-        got = self._sock.recv_into(view)
-        if got:
+    def recvmsg_into(self, views: Sequence[memoryview]) -> tuple[int, list[Any], int, Any]:
+        came = self._sock.recvmsg_into(views)
+        if came[0]:
             self._heard.set()
-        return got
+        return came
 
 
 class Rank:
@@ -270,7 +270,8 @@ class Rank:
         addresses: Mapping[str, tuple[str, ...]],
         joiners: Sequence[int],
     ) -> None:
-        self.mesh.switch(generation, self.rank, assignment, addresses, joiners, LIMIT_S / 2)
+        plan = Assignment(generation, self.rank, assignment, addresses, joiners)
+        self.mesh.switch(plan, LIMIT_S / 2)
         self.fence.open(generation)
 
     def begin(self, name: str, turn: int) -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.unit.planner_histories import J, member, plan, submitted
+from tests.unit.planner_histories import J, announced, member, plan, submitted
 
 from trainmover.runtime import commit
 from trainmover.runtime.commit import Phase, Position
@@ -284,7 +284,7 @@ def mover_state(
         plan_of(assignments, generation, leaver),
     ]
     if leaver is not None:
-        events.append(MigrationPrepared.model_validate(words))
+        events += [announced(WORKERS[leaver]), MigrationPrepared.model_validate(words)]
     if target is not None:
         events.append(MigrationDecided.model_validate(words))
     if switched:

@@ -13,6 +13,8 @@ from trainmover.runtime.links import Links
 from trainmover.runtime.performance import Performance
 from trainmover.runtime.reporting import Reporter
 from trainmover.runtime.seat import Role, Seat
+from trainmover.runtime.tape import Key, Tape
+from trainmover.runtime.tapes import Tapes
 from trainmover.schemas.base import Event
 from trainmover.schemas.commands import Collect, Decided, Resume, Retire, Stage
 from trainmover.schemas.environment import WorkerEnvironment
@@ -44,6 +46,20 @@ class Said:
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
 
+class Shelf:
+    """In the place of Tapes: what was recorded."""
+
+    def __init__(self) -> None:
+        self.tapes: list[Tape] = []
+
+    def key(self, role_class: str) -> Key:
+        return Key("layout", "script", role_class)
+
+    def put(self, tape: Tape) -> str:
+        self.tapes.append(tape)
+        return f"{tape.key.role_class}@{len(self.tapes)}"
+
+
 def perform(
     train: Train,
     env: WorkerEnvironment,
@@ -53,11 +69,22 @@ def perform(
     said: Said,
     *,
     rebindable: bool = False,
+    tapes: Shelf | None = None,
+    tape: Tape | None = None,
 ) -> Performance:
     """Runs `train` once, as `trainmover.run` does; raises what comes out of it."""
     seat.start(role)
     binding = Binding(rebindable)
-    performance = Performance(env, role, seat, links, cast(Reporter, said), binding)
+    performance = Performance(
+        env,
+        role,
+        seat,
+        links,
+        cast(Reporter, said),
+        binding,
+        tapes=cast(Tapes, tapes),
+        tape=tape,
+    )
     try:
         train(Context(performance))
     finally:
@@ -79,6 +106,7 @@ class OneRank:
         self.seat = Seat(self.env.worker, lambda: None)
         self.members = assignment([self.links])
         self.generation = 1
+        self.shelf = Shelf()
         self.performance: Performance | None = None
 
     def train(self, train: Train, *, rebindable: bool = False) -> Performance:
@@ -92,14 +120,26 @@ class OneRank:
         self.seat.reach(Stage.SWITCHED, 1)
         return self._perform(train, live(command, 0), rebindable)
 
-    def stand_by(self, train: Train, *, rebindable: bool = False) -> Performance:
+    def stand_by(
+        self, train: Train, *, rebindable: bool = False, tape: Tape | None = None
+    ) -> Performance:
         self.links.renew(("m0",))
         layout = Layout.parse(self.env.layout)
-        return self._perform(train, Role(0, layout, 0, placement=("m0",)), rebindable)
+        return self._perform(train, Role(0, layout, 0, placement=("m0",)), rebindable, tape)
 
-    def _perform(self, train: Train, role: Role, rebindable: bool) -> Performance:
+    def _perform(
+        self, train: Train, role: Role, rebindable: bool, tape: Tape | None = None
+    ) -> Performance:
         return perform(
-            train, self.env, role, self.seat, self.links, self.said, rebindable=rebindable
+            train,
+            self.env,
+            role,
+            self.seat,
+            self.links,
+            self.said,
+            rebindable=rebindable,
+            tapes=self.shelf,
+            tape=tape,
         )
 
     def digests(self) -> list[str]:

@@ -5,6 +5,8 @@ from typing import Literal
 
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
+    InterruptionAnnounced,
+    InterruptionCancelled,
     JobFailed,
     JobStarted,
     JobSubmitted,
@@ -13,6 +15,7 @@ from trainmover.schemas.events import (
     MigrationCompleted,
     MigrationDecided,
     MigrationPlanned,
+    MigrationPrepared,
     MigrationSwitched,
     PeerLost,
     RankReady,
@@ -145,6 +148,19 @@ def finished(
         committed=committed,
         digest=digest or f"d{rank}",
     )
+
+
+def announced(*workers: str, name: str = "move-1", **more: object) -> InterruptionAnnounced:
+    given = {"interruption": name, "kind": "maintenance", "workers": workers, **more}
+    return InterruptionAnnounced.model_validate({**J, **given})
+
+
+def cancelled(name: str = "move-1", reason: str = "") -> InterruptionCancelled:
+    return InterruptionCancelled(**J, interruption=name, reason=reason)
+
+
+def prepared(generation: int, *unready: str) -> MigrationPrepared:
+    return MigrationPrepared(**J, generation=generation, incident="g2", unready=unready)
 
 
 def fold(*timed: tuple[float, Event]) -> State:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainmover.runtime.binding import Binding, same_role_class
+from trainmover.runtime.binding import Binding
 from trainmover.schemas.layout import Layout
 
 
@@ -61,10 +61,32 @@ def test_what_waits_for_the_rank_runs_in_order_and_at_each_assignment() -> None:
         ("pp=2,dp=2", 0, 2, False),
         ("dp=2,pp=2", 0, 2, True),
         ("dp=2,pp=2", 0, 3, False),
+        ("pp=4", 1, 2, True),
+        ("pp=4", 2, 3, False),
     ],
 )
-def test_ranks_of_one_pipeline_stage_run_the_same_program(
+def test_a_parked_call_goes_on_for_ranks_of_its_role_class(
     layout: str, a: int, b: int, same: bool
 ) -> None:
-    assert same_role_class(Layout.parse(layout), a, b) is same
-    assert same_role_class(Layout.parse(layout), b, a) is same
+    binding = Binding(rebindable=True)
+    assert binding.can_go_on(Layout.parse(layout), a, b) is same
+    assert binding.can_go_on(Layout.parse(layout), b, a) is same
+    assert not Binding(rebindable=False).can_go_on(Layout.parse(layout), a, b)
+
+
+def test_who_asked_for_its_stage_goes_on_for_that_stage_only() -> None:
+    binding, layout = Binding(rebindable=True), Layout.parse("pp=4,dp=2")
+    assert binding.can_go_on(layout, 2, 4)
+    binding.check_coordinate("pp", 2, layout)
+    assert not binding.can_go_on(layout, 2, 4)
+    assert binding.can_go_on(layout, 2, 3)
+
+
+def test_a_coordinate_that_the_whole_role_class_has_is_known() -> None:
+    layout = Layout.parse("dp=2,tp=2")
+    binding = Binding(rebindable=True, role_class=lambda rank, at: str(at.coordinate(rank, "tp")))
+    binding.check_coordinate("tp", 1, layout)
+    with pytest.raises(RuntimeError, match=r"ctx\.coordinate\('dp'\) is not known"):
+        binding.check_coordinate("dp", 1, layout)
+    with pytest.raises(RuntimeError, match=r"ctx\.coordinate\('tp'\) is not known"):
+        Binding(rebindable=True).check_coordinate("tp", 1, layout)

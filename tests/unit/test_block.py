@@ -12,8 +12,12 @@ from tests.unit.one_rank import OneRank, Said, decided, perform
 from tests.unit.training_script import Script, at, breaking, recovering, training
 
 from trainmover.runtime.aborts import StepAborted
+from trainmover.runtime.admission import Admission
 from trainmover.runtime.context import Context
+from trainmover.runtime.engine import LinkEngine, Wiring
+from trainmover.runtime.groups import LinkGroup
 from trainmover.runtime.recovery import Retired
+from trainmover.runtime.shadow import MIN_SHADOW, NUMBERS_APART
 from trainmover.runtime.step import Step
 from trainmover.runtime.topology import ring_edges
 from trainmover.schemas.commands import Retire
@@ -217,6 +221,22 @@ def test_a_collective_that_is_cut_off_after_the_vote_makes_the_rank_dirty(
 LEAVE = Retire(reason="test")
 
 
+def agree_on_shadow_steps(peer: Rank) -> None:
+    """Rank 0's part in what ends the shadow steps of all ranks."""
+    data, fence = peer.links.data, peer.links.data_fence
+    wiring = Wiring(data, fence, Admission(), lambda issued: None, lambda *facts: None)
+    engine = LinkEngine(wiring, "0-1#0", (0, 1), 0)
+    engine.count_from(MIN_SHADOW * NUMBERS_APART)
+    LinkGroup(engine).allreduce([torch.ones(1, dtype=torch.uint8)], lowest()).wait()
+    engine.close(WITHIN_S)
+
+
+def lowest() -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+    return options
+
+
 def hold_in_step_0(folder: Path, target: int) -> tuple[Step, Rank, Said, list[bool]]:
     """Rank 1 of two is cut off after its vote and told that `target` steps are committed."""
     given: list[Step] = []
@@ -237,6 +257,7 @@ def hold_in_step_0(folder: Path, target: int) -> tuple[Step, Rank, Said, list[bo
         def other() -> None:
             try:
                 peer.links.data.connect("0-1#0", WITHIN_S)
+                agree_on_shadow_steps(peer)
                 peer.vote.rebuddy(0, peer.parts(), WITHIN_S)
                 with pytest.raises(ConnectionError):
                     peer.voted(hit=cut)

@@ -294,7 +294,7 @@ def submitted(run: str = "r1", digest: str = "d" * 64) -> JobSubmitted:
 def started(machine: str, number: int = 0, run: str = "r1") -> WorkerStarted:
     worker = f"{machine}-w{number}"
     return WorkerStarted(
-        job="j", run=run, worker=worker, machine=machine, local_index=number, pid=7
+        job="j", run=run, worker=worker, machine=machine, local_index=number, pid=70 + number
     )
 
 
@@ -303,36 +303,38 @@ def past(*events: JobSubmitted | JobCompleted | WorkerStarted | WorkerExited) ->
 
 
 def test_the_first_to_submit_wins_and_the_same_program_joins_it() -> None:
-    assert admitted(Past(), submitted("r2"), "m1", 1) is None
-    assert admitted(past(submitted("r1")), submitted("r2"), "m1", 1) == "r1"
+    assert admitted(Past(), submitted("r2")) is None
+    assert admitted(past(submitted("r1")), submitted("r2")) == "r1"
 
 
 def test_another_program_is_refused_and_both_digests_are_named() -> None:
     with pytest.raises(Refused, match=r"d{16}.*e{16}") as refused:
-        admitted(past(submitted()), submitted("r2", "e" * 64), "m1", 1)
+        admitted(past(submitted()), submitted("r2", "e" * 64))
     assert "h1" in str(refused.value)
 
 
 def test_a_job_that_ended_is_refused() -> None:
     end = JobCompleted(job="j", run="r1", completed_steps=3, state_digest="0")
     with pytest.raises(Refused, match="use another --job name"):
-        admitted(past(submitted(), end), submitted("r2"), "m1", 1)
+        admitted(past(submitted(), end), submitted("r2"))
 
 
-def test_a_live_job_with_all_its_machines_is_refused_with_host_and_start() -> None:
+def test_one_machine_more_joins_and_is_told_that_its_workers_stand_by() -> None:
     held = past(submitted(), started("m1"))
-    with pytest.raises(Refused, match=r"submitted from h1 at \d{4}-"):
-        admitted(held, submitted("r2"), "m2", 1)
-    assert admitted(held, submitted("r2"), "m2", 2) == "r1"
+    assert admitted(held, submitted("r2")) == "r1"
+    assert submission.surplus(held, "m2", 2) == submission.surplus(held, "m1", 1) == ""
+    said = submission.surplus(held, "m2", 1)
+    assert said.startswith("the job (submitted from h1 at ")
+    assert "has its 1 machines (m1): all workers of this one stand by" in said
 
 
 def test_a_machine_whose_agent_died_may_come_back() -> None:
-    assert admitted(past(submitted(), started("m1")), submitted("r2"), "m1", 1) == "r1"
+    assert admitted(past(submitted(), started("m1")), submitted("r2")) == "r1"
 
 
 def test_a_stream_signed_with_another_secret_is_not_taken_for_an_empty_one() -> None:
     with pytest.raises(Refused, match="TRAINMOVER_SECRET"):
-        admitted(Past(num_foreign=3), submitted(), "m1", 1)
+        admitted(Past(num_foreign=3), submitted())
 
 
 def test_workers_of_an_earlier_agent_without_an_end_are_lost() -> None:
@@ -388,7 +390,13 @@ def test_the_newest_assignment_says_who_holds_a_rank() -> None:
     assert "m1-w1" not in now.machines
     with pytest.raises(ValueError, match="no rank 2"):
         now.worker_of(2)
-    assert "rank 1    m1-w2 on m1" in "\n".join(in_lines(now))
+    assert "  rank 1    m1-w2 on m1, pid 72" in in_lines(now)
+
+
+def test_before_ranks_are_assigned_none_of_them_can_be_named() -> None:
+    now = view([Recorded(1, 0.0, submitted()), Recorded(2, 0.0, started("m1"))])
+    with pytest.raises(ValueError, match="no rank 1 yet: ranks are not assigned"):
+        now.worker_of(1)
 
 
 def test_a_planned_switch_is_in_force_once_it_is_decided_and_not_if_it_was_dropped_first() -> None:
@@ -420,7 +428,8 @@ def test_a_planned_switch_is_in_force_once_it_is_decided_and_not_if_it_was_dropp
     assert holder(decided) == holder(decided, aborted) == (2, "m1-w2")
     assert holder(aborted, decided) == (1, "m1-w1")  # of a doubled mover
     now = view([Recorded(i, 0.0, e) for i, e in enumerate((*base, decided), start=1)])
-    assert "  standbys  m1-w3 (warming up)" in in_lines(now)  # and not the leaver, which ends
+    # and not the leaver, which ends
+    assert "  standbys  m1-w3 (warming up, pid 73)" in in_lines(now)
 
 
 @pytest.mark.parametrize(

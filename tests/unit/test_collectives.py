@@ -22,7 +22,7 @@ from trainmover.runtime.wire import Op
 
 SIZES = [1, 2, 3, 4]
 ELEMENTS = [1, 7003]  # fewer than ranks; pieces of unequal size
-LARGE = 280_003  # several frames a piece
+LARGE = 600_007  # several frames a piece
 Body = Callable[[Call, Ring, Callable[[int], Link]], object]
 
 

@@ -30,7 +30,7 @@ KEPT_IN = {
     "RELINK": ("runtime/news.py", "services/planner/choice.py"),
     "WAL": ("services/mover/decide.py", "services/mover/ahead.py"),
     "REMEMBER": ("runtime/commit.py",),
-    "RESET": ("services/planner/state.py", "agent/agent.py"),
+    "RESET": ("services/planner/state.py", "agent/tenure.py"),
     "FASTFAIL": ("runtime/commit.py", "runtime/vote.py"),
 }
 

@@ -29,6 +29,7 @@ from tests.unit.planner_histories import (
     finished,
     only,
     outputs,
+    ready,
     registered,
     running,
     step_aborted,
@@ -291,8 +292,10 @@ def test_reset_a_worker_that_ever_held_a_rank_is_never_a_joiner() -> None:
 
 def test_reset_a_worker_that_ever_held_a_rank_never_stands_by() -> None:
     state = mover_state(MOVED, 2)
-    for seq, worker in enumerate("abcde"):
-        state = evolve_mover(state, Recorded(seq, 0.0, registered(worker, seq)))
+    here = [registered(worker, place) for place, worker in enumerate("abcde")]
+    set_up = [ready(worker, rank) for rank, worker in enumerate("abc")]
+    for seq, event in enumerate((*here, *set_up)):
+        state = evolve_mover(state, Recorded(seq, 0.0, event))
     said = mover_says(state, {})
     asked = {out.worker for out in said if isinstance(out, Ask) if isinstance(out.command, StandBy)}
     assert asked == {"e"}

@@ -8,8 +8,11 @@ from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     Exit,
     FaultInjected,
+    InterruptionAnnounced,
+    InterruptionCancelled,
     JobCompleted,
     JobSubmitted,
+    LayoutAssigned,
     MigrationAborted,
     MigrationCompleted,
     MigrationDecided,
@@ -24,6 +27,7 @@ from trainmover.schemas.events import (
     WorkerStarted,
 )
 from trainmover.schemas.layout import Layout
+from trainmover.schemas.member import Member
 from trainmover.schemas.recorded import Recorded
 from trainmover.services.contract import Inputs
 from trainmover.services.detector.decide import SERVICE, State, decide, evolve, explain
@@ -366,3 +370,20 @@ def test_a_huge_loss_still_fits_an_event() -> None:
     (verdict,) = verdicts(fold((10.0, exited(*exits))))
     assert isinstance(verdict, WorkerFailed)
     assert len(verdict.workers) == 500
+
+
+def test_a_standby_of_a_drained_machine_may_go_and_who_holds_a_rank_there_may_not() -> None:
+    drain = InterruptionAnnounced(**J, interruption="d", kind="preemption", machine="m1")
+    members = tuple(
+        Member(rank=rank, worker=worker, machine="m1", addresses=())
+        for rank, worker in enumerate(("w2", "w9"))
+    )
+    ranks = (8.0, LayoutAssigned(**J, members=members))
+    gone = exited(Exit(worker="w2", code=-15), Exit(worker="w3", code=-15), machine="m1")
+    (verdict,) = verdicts(fold(ranks, (9.0, drain), (10.0, gone)))
+    assert isinstance(verdict, WorkerFailed)
+    assert verdict.workers == ("w2",)
+    cancelled = InterruptionCancelled(**J, interruption="d")
+    (verdict,) = verdicts(fold(ranks, (9.0, drain), (9.5, cancelled), (10.0, gone)))
+    assert isinstance(verdict, WorkerFailed)
+    assert verdict.workers == ("w2", "w3")

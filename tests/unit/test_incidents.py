@@ -1,5 +1,7 @@
 """What an interruption cost, from literal streams."""
 
+from collections.abc import Sequence
+
 import pytest
 from tests.unit.incident_streams import (
     CRASH,
@@ -13,17 +15,20 @@ from tests.unit.incident_streams import (
     OPEN,
     REPLANNED,
     aborted,
+    announced,
     completed,
     decided,
     failed,
     fault,
+    move,
     planned,
     stream,
     times,
 )
 
 from trainmover.cli.incidents import incidents
-from trainmover.schemas.events import JobCompleted, StepAborted
+from trainmover.schemas.base import Event
+from trainmover.schemas.events import InterruptionCancelled, JobCompleted, StepAborted
 from trainmover.schemas.recorded import Recorded
 
 CUT = StepAborted(
@@ -155,12 +160,27 @@ def test_a_move_costs_from_the_first_rank_that_stands_frozen_to_the_next_step() 
     assert incident.lost_steps == 0
 
 
-def test_what_was_done_while_training_went_on_has_times_before_the_freeze() -> None:
+def test_what_was_done_while_training_went_on_has_durations_and_no_time_of_the_move() -> None:
     (incident,) = incidents(MOVE)
-    before = (incident.announced_s, incident.planned_s, incident.ready_s)
-    assert before == pytest.approx((-5.2, -5.1, -0.1))
+    before = (incident.waited_s, incident.prepare_s, incident.stop_s)
+    assert before == pytest.approx((0.1, 5.0, 0.1))
+    assert incident.planned_s is None
+    (migration,) = incident.migrations
+    assert (migration.planned_s, migration.ready, migration.ready_s) == (None, True, None)
     assert (incident.prepared_s, incident.collected_s) == pytest.approx((0.1, 0.12))
     assert (incident.pulled_s, incident.switched_s) == pytest.approx((0.17, 0.2))
+
+
+@pytest.mark.parametrize(
+    "records", [CRASH, REPLANNED, MOVE, MOVE_DROPPED, MOVE_OPEN, MOVE_SUPERSEDED, MOVE_UNDONE]
+)
+def test_no_duration_is_negative(records: list[Recorded]) -> None:
+    for incident in incidents(records):
+        for part in (incident, *incident.migrations):
+            told = {
+                n: s for n, s in part.model_dump().items() if n.endswith("_s") and s is not None
+            }
+            assert all(seconds >= 0 for seconds in told.values()), told
 
 
 def test_ranks_that_did_not_say_since_when_they_stood_let_it_begin_with_the_decision() -> None:
@@ -206,10 +226,51 @@ def test_a_move_that_the_end_of_the_job_overtakes_is_not_left_open() -> None:
 
 def test_a_move_whose_joiner_dies_after_the_decision_costs_until_all_go_on_as_before() -> None:
     (incident,) = incidents(MOVE_UNDONE)
-    assert (incident.kind, incident.generations, incident.joiners) == ("planned", (2, 3), ())
+    assert (incident.kind, incident.planned) == ("crash", True)
+    assert (incident.generations, incident.joiners) == ((2, 3), ())
     assert incident.t0 == pytest.approx(EPOCH + 5.2)
     assert incident.downtime_s == pytest.approx(5.7 - 5.2 - 0.1)
     assert [failure.workers for failure in incident.failures] == [("m-w9",)]
+
+
+def test_what_was_cancelled_is_no_announcement_of_the_move() -> None:
+    first = announced().model_copy(update={"interruption": "move-0"})
+    off = InterruptionCancelled(job="j", run="r1", interruption="move-0")
+    records = stream((0.0, first), (1.0, off), (7.0, announced()), (7.25, move()))
+    (incident,) = incidents(records)
+    assert incident.waited_s == pytest.approx(0.25)
+
+
+def later(records: Sequence[Recorded], *timed: tuple[float, Event]) -> list[Recorded]:
+    """`records`, and what came after them."""
+    return [
+        *records,
+        *(Recorded(len(records) + i, EPOCH + s, e) for i, (s, e) in enumerate(timed, start=1)),
+    ]
+
+
+AFTERWARDS = planned(3, ((1, "m-w9", "m-w8"),), num_ranks=3).model_copy(update={"incident": "g3"})
+
+
+@pytest.mark.parametrize("dies_s", [5.55, 9.0])
+def test_a_worker_that_dies_after_its_move_is_told_in_the_incident_of_its_death_alone(
+    dies_s: float,
+) -> None:
+    """Also when it dies just before the move is completed, and its death is planned for after."""
+    records = [r for r in MOVE if r.time_s - EPOCH < dies_s]
+    died = [(dies_s, failed("m-w9", first_evidence=dies_s))]
+    rest = [(r.time_s - EPOCH, r.event) for r in MOVE[len(records) :]]
+    moved, died_later = incidents(later(records, *died, *rest, (9.1, AFTERWARDS)))
+    assert (moved.kind, moved.failures, moved.detected_s) == ("planned", (), None)
+    assert (died_later.kind, died_later.planned) == ("crash", False)
+    assert [failure.workers for failure in died_later.failures] == [("m-w9",)]
+
+
+def test_anybody_who_dies_between_decision_and_first_step_makes_a_crash_of_the_move() -> None:
+    records = later(MOVE[:4], (5.35, failed("m-w0", first_evidence=5.33)))
+    (incident,) = incidents(records)  # no standby is left, so no plan follows
+    assert (incident.kind, incident.planned, incident.outcome) == ("crash", True, "open")
+    assert incident.detected_s == pytest.approx(5.35 - 5.3)
 
 
 def test_a_decision_that_comes_after_the_abort_counts_for_nothing() -> None:

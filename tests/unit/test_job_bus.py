@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from trainmover.bus.job import RUN, JobBus, Skipped
 from trainmover.bus.memory import MemoryBus
-from trainmover.bus.port import Message, Reply, Unanswered
+from trainmover.bus.port import Message, Missing, Reply, Unanswered
 from trainmover.schemas import subjects
 from trainmover.schemas.commands import Answer, AnyCommand, Retire, Stage
 from trainmover.schemas.envelope import MAC, mac, seal
@@ -186,3 +186,21 @@ async def test_telemetry_is_heard_unless_it_is_unsigned_or_of_another_run(
         assert await asyncio.wait_for(heard.get(), 5) == TELEMETRY
     assert [line["event"] for line in logs] == ["bus.telemetry_rejected"] * 2
     assert heard.empty()
+
+
+async def test_an_object_comes_back_to_who_knows_the_secret(job: JobBus, bus: MemoryBus) -> None:
+    await job.put("tape", b"\x00data")
+    assert await job.get("tape") == b"\x00data"
+    other = JobBus(bus, job="j", run="r2", source="test", secret=b"another secret")
+    with capture_logs() as logs, pytest.raises(Missing, match="'tape' is not of this run"):
+        await other.get("tape")
+    assert [line["event"] for line in logs] == ["bus.object_rejected"]
+
+
+async def test_an_object_that_was_changed_or_moved_is_missing(job: JobBus, bus: MemoryBus) -> None:
+    await job.put("tape", b"data")
+    stored = bus.objects["tape"]
+    bus.objects |= {"moved": stored, "tape": stored[:-1] + b"A", "noise": b"\xff" * 80}
+    for name in ("tape", "moved", "noise"):
+        with pytest.raises(Missing, match="not of this run"):
+            await job.get(name)

@@ -1,12 +1,15 @@
 """One link over a socket pair: generations, half frames, the fence."""
 
 import os
+import random
 import select
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
@@ -44,19 +47,65 @@ def frame(generation: int, body: bytes, kind: Kind = Kind.DATA) -> bytes:
     return Header(len(body), generation, 0, 1, kind, Op.NONE, len(body)).pack() + body
 
 
-def read(link: Link, generation: int) -> bytes | None:
-    header = link.header(generation)
-    if header is None:
+def header(link: Link, fence: Fence, generation: int) -> Header | None:
+    with link.lock:
+        fence.check(generation)
+        return link.header()
+
+
+def read(link: Link, fence: Fence, generation: int) -> bytes | None:
+    came = header(link, fence, generation)
+    if came is None:
         return None
-    body = bytearray(header.payload)
-    got = link.body(generation, memoryview(body))
+    body = bytearray(came.payload)
+    with link.lock:
+        got = link.body(memoryview(body))
     return bytes(body[:got])
 
 
 def test_a_frame_of_an_older_generation_is_dropped(far: socket.socket, fence: Fence) -> None:
     link = link_to(far, fence)
     far.sendall(frame(4, b"old" * 20_000) + frame(5, b"new"))
-    assert read(link, 5) == b"new"
+    assert read(link, fence, 5) == b"new"
+
+
+@given(
+    st.lists(st.integers(0, 20_000), min_size=1, max_size=6),
+    st.lists(st.integers(1, 40_000), max_size=12),
+)
+def test_frames_come_whole_wherever_the_stream_is_cut(sizes: list[int], cuts: list[int]) -> None:
+    near, far = socket.socketpair()
+    fence = Fence()
+    fence.open(5)
+    link = Link(near, 1, "w1", "0-1#0", 5, fence)
+    bodies = [random.Random(n).randbytes(size) for n, size in enumerate(sizes)]
+    stream, got = b"".join(frame(5, body) for body in bodies), []
+    view, at = bytearray(), 0
+    for cut in [*cuts, len(stream)]:
+        far.sendall(stream[:cut])
+        stream = stream[cut:]
+        while (came := header(link, fence, 5)) is not None:
+            view = view or bytearray(came.payload)
+            at += link.body(memoryview(view)[at:])
+            if at < came.payload:
+                break
+            got.append(bytes(view))
+            view, at = bytearray(), 0
+    assert got == bodies
+    near.close()
+    far.close()
+    fence.close()
+
+
+def test_a_header_that_is_here_comes_with_the_payload_before_it(
+    far: socket.socket, fence: Fence
+) -> None:
+    link = link_to(far, fence)
+    far.sendall(frame(5, b"a" * 20_000) + frame(5, b"b" * 20_000))
+    assert read(link, fence, 5) == b"a" * 20_000
+    assert link.has_unread
+    assert read(link, fence, 5) == b"b" * 20_000
+    assert not link.has_unread
 
 
 def test_a_frame_of_a_newer_generation_waits_until_the_link_is_renewed(
@@ -64,13 +113,13 @@ def test_a_frame_of_a_newer_generation_waits_until_the_link_is_renewed(
 ) -> None:
     link = link_to(far, fence)
     far.sendall(frame(6, b"", Kind.MARKER) + frame(6, b"later"))
-    assert link.header(5) is None
+    assert header(link, fence, 5) is None
     assert link.holds_newer
     fence.revoke(5, "test")
     link.renew(6, marker=True)
     assert link.renewed()
     fence.open(6)
-    assert read(link, 6) == b"later"
+    assert read(link, fence, 6) == b"later"
 
 
 def test_a_frame_half_received_is_drained_after_the_abort(far: socket.socket, fence: Fence) -> None:
@@ -78,17 +127,17 @@ def test_a_frame_half_received_is_drained_after_the_abort(far: socket.socket, fe
     old = frame(5, b"x" * 1000)
     far.sendall(old[:300])
     buffer = bytearray(b"." * 1000)
-    assert link.header(5) is not None
-    got = link.body(5, memoryview(buffer))
+    assert header(link, fence, 5) is not None
+    link.body(memoryview(buffer))
     fence.revoke(5, "test")
     seen = bytes(buffer)
     far.sendall(old[300:] + frame(6, b"", Kind.MARKER) + frame(6, b"next"))
     with pytest.raises(Revoked):
-        link.body(5, memoryview(buffer)[got:])
+        header(link, fence, 5)
     link.renew(6, marker=True)
     assert link.renewed()
     fence.open(6)
-    assert read(link, 6) == b"next"
+    assert read(link, fence, 6) == b"next"
     assert bytes(buffer) == seen
 
 
@@ -97,8 +146,8 @@ def test_a_frame_half_sent_is_completed_with_zeros_before_the_marker(
 ) -> None:
     link = link_to(far, fence)
     body = memoryview(b"y" * 200_000)
-    header = Header(len(body), 5, 0, 1, Kind.DATA, Op.NONE, len(body))
-    assert not link.push(5, header, body, at_most=HEADER_BYTES)
+    head = Header(len(body), 5, 0, 1, Kind.DATA, Op.NONE, len(body)).pack()
+    assert not link.push(5, head, body, at_most=HEADER_BYTES)
     link.flush(5, at_most=1000)
     fence.revoke(5, "test")
     link.renew(6, marker=True)
@@ -115,16 +164,16 @@ def test_an_eof_breaks_the_link_and_names_the_peer(far: socket.socket, fence: Fe
     link = link_to(far, fence)
     far.shutdown(socket.SHUT_RDWR)
     with pytest.raises(LinkBroken, match=r"rank 1 \(w1\) in channel 0-1#0"):
-        link.header(5)
+        header(link, fence, 5)
     with pytest.raises(LinkBroken):
-        link.push(5, Header(4, 5, 0, 1, Kind.DATA, Op.NONE, 4), memoryview(b"body"))
+        link.push(5, frame(5, b"body")[:HEADER_BYTES], memoryview(b"body"))
 
 
 def test_bytes_that_are_no_frame_break_the_link(far: socket.socket, fence: Fence) -> None:
     link = link_to(far, fence)
     far.sendall(b"\xff" * 64)
     with pytest.raises(LinkBroken, match="frame of at most"):
-        link.header(5)
+        header(link, fence, 5)
 
 
 def test_revoke_waits_for_the_copy_under_way_and_later_ones_are_refused(
@@ -145,7 +194,7 @@ def test_revoke_waits_for_the_copy_under_way_and_later_ones_are_refused(
     assert returned.wait(2)
     thread.join()
     with pytest.raises(Revoked, match="generation 5 has ended"):
-        link.header(5)
+        header(link, fence, 5)
 
 
 def test_the_fence_ends_only_the_generation_that_is_named(fence: Fence) -> None:

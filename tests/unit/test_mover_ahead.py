@@ -13,11 +13,14 @@ from tests.unit.planner_histories import (
     C,
     J,
     aborted,
+    announced,
+    cancelled,
     completed,
     decided,
     failed,
     member,
     plan,
+    ready,
     registered,
     submitted,
     switched,
@@ -44,7 +47,7 @@ from trainmover.schemas.events import (
 )
 from trainmover.schemas.recorded import Recorded
 from trainmover.services.contract import Ask, Inputs, Output
-from trainmover.services.mover.ahead import FREEZE_S, PREPARE_S
+from trainmover.services.mover.ahead import FREEZE_S, HASTE_S, PREPARE_S
 from trainmover.services.mover.decide import SERVICE
 from trainmover.services.mover.state import State
 
@@ -59,6 +62,7 @@ GROUND: tuple[tuple[float, Event], ...] = (
     *((1.0, registered(worker, index)) for index, worker in enumerate("abcd")),
     (1.0, ASSIGNED),
     (2.0, StandbyWarmed(**J, worker="d", rank=1, warm_s=1.0)),
+    (9.0, announced("a", "b", "c")),
     (PLANNED_S, MOVE),
 )
 READY = (*GROUND, (PREPARED_S, PREPARED))
@@ -199,7 +203,61 @@ def test_whoever_ends_before_the_decision_ends_the_plan(
     assert (said.reason, said.missing) == (f"{dead} ended before the switch", (dead,))
 
 
+# ---- a deadline
+
+
+def hurried(deadline: float) -> tuple[tuple[float, Event], ...]:
+    """The leaver is announced once more, for a sooner end."""
+    return (*GROUND, (11.0, announced("b", name="sooner", deadline=deadline)))
+
+
+def test_a_joiner_is_not_waited_for_when_the_deadline_of_its_leaver_is_near() -> None:
+    state = fold(*hurried(20.0))
+    assert asked(says(state, now_s=20.0 - HASTE_S - 0.1), Prepare) == {"d"}
+    (said,) = says(state, now_s=20.0 - HASTE_S)
+    assert isinstance(said, MigrationPrepared)
+    assert said.unready == ("d",)
+    assert says(state, JOINER, now_s=20.0) == [PREPARED]
+
+
+def test_a_deadline_that_was_cancelled_hurries_nobody() -> None:
+    state = fold(*hurried(20.0), (12.0, cancelled("sooner")))
+    assert asked(says(state, now_s=30.0), Prepare) == {"d"}
+
+
+def test_with_a_joiner_that_is_not_ready_it_is_decided_when_the_ranks_stand() -> None:
+    unready = PREPARED.model_copy(update={"unready": ("d",)})
+    state = fold(*hurried(20.0), (PREPARED_S, unready))
+    assert asked(says(state), Freeze) == {"a", "b", "c"}
+    half = {"d": Answer(worker="d"), **frozen("a", "b", "c")}
+    (said,) = says(state, half)
+    assert isinstance(said, MigrationDecided)
+    assert said.sources[0].donors[0] == said.sources[0].extras_from == "b"
+
+
 # ---- dropped
+
+
+@pytest.mark.parametrize("ground", [GROUND, READY])
+def test_a_plan_whose_interruption_is_cancelled_is_dropped_and_nobody_is_missing(
+    ground: tuple[tuple[float, Event], ...],
+) -> None:
+    state = fold(*ground, (21.0, cancelled()))
+    said = the_abort(says(state, {**JOINER, **frozen("a", "b", "c")}))
+    assert (said.reason, said.missing) == ("its interruption was cancelled", ())
+    stands = fold(*ground, (20.9, announced("b", name="another")), (21.0, cancelled()))
+    assert not any(isinstance(out, MigrationAborted) for out in says(stands, JOINER))
+
+
+def test_nobody_is_asked_to_stop_for_a_plan_before_it_knows_that_the_last_one_is_over() -> None:
+    again = MOVE.model_copy(update={"generation": 3})
+    state = fold(*READY, (21.0, again), (22.0, PREPARED.model_copy(update={"generation": 3})))
+    joiner = {"d": Answer(worker="d", set_up=True, prepared=3, dropped=2)}
+    said = says(state, {**joiner, **frozen("a"), "b": holder("b", dropped=2)})
+    assert {(o.worker, type(o.command)) for o in said if isinstance(o, Ask)} == {
+        *((worker, Drop) for worker in "ac"),
+        ("b", Freeze),
+    }
 
 
 def not_told(state: State, answers: Mapping[str, Answer]) -> set[str]:
@@ -238,7 +296,8 @@ def test_a_crash_takes_the_place_of_a_plan_that_is_not_decided_and_only_others_a
 
 
 def test_a_joiner_that_was_not_needed_is_a_standby_again() -> None:
-    base = [*GROUND[:6], GROUND[-1]]  # it has not warmed up yet
+    set_up = [(1.5, ready(worker, rank)) for rank, worker in enumerate("abc")]
+    base = [*GROUND[:6], *set_up, *GROUND[-2:]]  # it has not warmed up yet
     state = fold(*base, (30.0, aborted(2)))
     told = {w: Answer(worker=w, dropped=2) for w in ALL}
     assert asked(says(state, told), StandBy) == {"d"}

@@ -13,6 +13,8 @@ from tests.unit.planner_histories import (
     C,
     J,
     aborted,
+    announced,
+    cancelled,
     completed,
     decided,
     failed,
@@ -28,7 +30,6 @@ from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
     Exit,
     FaultInjected,
-    InterruptionAnnounced,
     JobCompleted,
     JobFailed,
     MigrationPrepared,
@@ -378,10 +379,6 @@ def test_incidents_of_a_job_do_not_mix() -> None:
 # ---- a planned switch
 
 
-def announced(worker: str, name: str = "move-1") -> InterruptionAnnounced:
-    return InterruptionAnnounced(**J, interruption=name, kind="maintenance", workers=(worker,))
-
-
 def prepared(generation: int = 2, incident: str = "g2") -> MigrationPrepared:
     return MigrationPrepared(**J, generation=generation, incident=incident)
 
@@ -427,6 +424,15 @@ def test_a_move_is_planned_prepared_frozen_moved_and_resumed() -> None:
 
 def test_a_move_without_an_announcement_begins_with_its_plan() -> None:
     assert chain(spans(MOVE[1:]))[0] == ("plan g2", 9.5, 9.5)
+
+
+def test_a_move_begins_with_the_oldest_announcement_that_stands_also_of_its_machine() -> None:
+    drain = announced(name="drain", machine="m0")
+    assert chain(spans([(7.0, drain), *MOVE]))[0] == ("plan g2", 7.0, 9.5)
+    other = announced(name="other", machine="m7")
+    assert chain(spans([(7.0, other), *MOVE]))[0] == ("plan g2", 9.0, 9.5)
+    over = [(7.0, drain), (8.0, cancelled("drain"))]
+    assert chain(spans([*over, *MOVE]))[0] == ("plan g2", 9.0, 9.5)
 
 
 @pytest.mark.parametrize(("until", "last"), [(2, "prepare g2"), (3, "freeze g2")])
@@ -495,7 +501,7 @@ def test_a_joiner_that_dies_after_the_decision_is_detected_in_the_same_incident(
         ("resume g3", 12.1, 12.2),
     ]
     assert found["exit d"].parent == "detect g3"
-    assert found[ROOT].attributes["kind"] == "planned"
+    assert found[ROOT].attributes["kind"] == "crash"  # as the report has it
 
 
 def test_a_move_that_the_end_of_the_job_overtakes_came_to_nothing() -> None:

@@ -177,12 +177,12 @@ def test_a_warm_standby_comes_before_an_older_one() -> None:
     assert the_plan(outputs(state)).replacements[0].joiner == "e"
 
 
-def test_a_standby_on_another_machine_is_preferred_when_the_machine_was_lost() -> None:
+def test_a_standby_on_another_machine_is_preferred() -> None:
     elsewhere = registered("e", 0, "m1")
-    lost = failed("b", kind="machine_lost")
-    state = running((8.0, elsewhere), (9.0, lost), standbys="d")
-    assert the_plan(outputs(state)).replacements[0].joiner == "e"
     state = running((8.0, elsewhere), (9.0, failed("b")), standbys="d")
+    assert the_plan(outputs(state)).replacements[0].joiner == "e"
+    warm = (8.1, StandbyWarmed(**J, worker="d", rank=0, warm_s=1.0))
+    state = running((8.0, elsewhere), warm, (9.0, failed("b")), standbys="d")
     assert the_plan(outputs(state)).replacements[0].joiner == "d"
 
 

@@ -11,6 +11,7 @@ from tests.unit.planner_histories import (
     C,
     J,
     aborted,
+    announced,
     completed,
     decided,
     failed,
@@ -25,21 +26,13 @@ from tests.unit.planner_histories import (
 
 from trainmover.schemas.base import Event
 from trainmover.schemas.events import (
-    InterruptionAnnounced,
     JobStarted,
     MigrationPlanned,
     PoolExhausted,
     Replacement,
 )
-from trainmover.services.planner.decide import MAX_TRIES
+from trainmover.services.planner.moves import MAX_TRIES
 from trainmover.services.planner.state import Phase, State
-
-
-def announced(*workers: str, name: str = "move-1", reason: str = "") -> InterruptionAnnounced:
-    return InterruptionAnnounced(
-        **J, interruption=name, kind="maintenance", workers=workers, reason=reason
-    )
-
 
 D = member(1, "d")
 MOVE = MigrationPlanned(

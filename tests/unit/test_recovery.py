@@ -19,7 +19,9 @@ from trainmover.runtime.loop import Loop
 from trainmover.runtime.recovery import Recovery, Rerun, Retired, serve_extras, serve_state
 from trainmover.runtime.seat import Role
 from trainmover.runtime.tracked import Tracked
-from trainmover.runtime.transfer import TransferError, pull, pull_extras
+from trainmover.runtime.transfer.extras import pull_extras
+from trainmover.runtime.transfer.puller import pull
+from trainmover.runtime.transfer.wire import TransferError
 from trainmover.runtime.vote import Vote
 from trainmover.schemas.commands import (
     Collect,
@@ -386,7 +388,7 @@ def state(donor: Parked) -> Any:
     joiner.add(model=torch.nn.Linear(2, 1))
     return served(
         lambda connection: serve_state(donor.seat, donor.tracked, connection),
-        lambda sock: pull(sock, joiner, deadline_s=WITHIN_S),
+        lambda sock: pull({"w1": lambda: sock}, joiner, deadline_s=WITHIN_S),
         "w0",
     )
 
@@ -416,10 +418,11 @@ def test_only_a_clean_rank_that_is_parked_at_the_target_is_a_donor(
 def test_a_joiner_that_dies_while_it_pulls_does_not_hurt_its_donor(parked: Parked) -> None:
     parked.collect(2)
     parked.seat.stage = Stage.RESTORED
+
+    def die(sock: socket.socket) -> None:
+        sock.sendall(b"half a request")
+        sock.shutdown(socket.SHUT_RDWR)
+
     with capture_logs() as logs:
-        served(
-            lambda connection: serve_state(parked.seat, parked.tracked, connection),
-            lambda sock: sock.shutdown(socket.SHUT_RDWR),
-            "w0",
-        )
+        served(lambda connection: serve_state(parked.seat, parked.tracked, connection), die, "w0")
     assert [log["event"] for log in logs] == ["recovery.serving_cut"]

@@ -3,7 +3,7 @@
 import pytest
 
 from trainmover.schemas.layout import Layout
-from trainmover.schemas.shards import in_words, lost, replicas
+from trainmover.schemas.shards import holding, in_words, lost, replicas, sources
 
 HSDP = Layout.parse("dp_replicate=2,dp_shard=2")
 LOOP = "trainmover_loop"
@@ -57,6 +57,23 @@ def test_objects_that_nobody_else_holds_are_named() -> None:
     assert words == "dp_shard=1; dp_replicate=0,dp_shard=1: model, optimizer"
 
 
-def test_all_objects_are_named_where_no_single_rank_holds_all() -> None:
+def test_objects_whose_holders_differ_come_from_different_ranks() -> None:
     shards = said(HSDP, model=("dp_shard",), average=("dp_replicate",))
-    assert lost(HSDP, shards, 1, {0, 2, 3}) == ("model", "average")
+    assert sources(HSDP, shards, 1, {0, 2, 3}) == (
+        ((LOOP,), (0, 2, 3)),
+        (("model",), (3,)),
+        (("average",), (0,)),
+    )
+    assert lost(HSDP, shards, 1, {0, 2, 3}) == ()
+    assert sources(HSDP, shards, 1, {0, 2}) == ()
+    assert lost(HSDP, shards, 1, {0, 2}) == ("model",)
+    assert holding(HSDP, shards, 1, ("model",)) == (1, 3)
+
+
+def test_who_holds_everything_gives_everything() -> None:
+    layout = Layout.parse("dp=3")
+    shards = said(layout, model=())
+    assert sources(layout, shards, 1, {0, 1, 2}) == (((), (0, 2)),)
+    assert sources(layout, {}, 1, {2}) == (((), (2,)),)
+    assert sources(layout, {}, 1, {1}) == sources(layout, shards, 1, ()) == ()
+    assert holding(layout, {}, 1, ()) == (0, 1, 2)

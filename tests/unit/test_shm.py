@@ -13,7 +13,7 @@ from trainmover.runtime import shm
 from trainmover.runtime.fence import Fence, Revoked
 from trainmover.runtime.link import Link, LinkBroken
 from trainmover.runtime.shm import SLOTS, Memory
-from trainmover.runtime.wire import SHARED_BYTES, Header, Kind, Op, WireError
+from trainmover.runtime.wire import Header, Kind, Op, WireError
 
 GENERATION = 5
 BODIES = [random.Random(n).randbytes(n * 7_001 + 1) for n in range(20)]
@@ -50,50 +50,47 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def header(body: bytes, kind: Kind) -> Header:
-    return Header(len(body), GENERATION, 0, 1, kind, Op.NONE, len(body))
+def head(body: bytes, kind: Kind) -> bytes:
+    return Header(len(body), GENERATION, 0, 1, kind, Op.NONE, len(body)).pack()
 
 
 def send(link: Link, body: bytes) -> Kind:
     """As a collective does: in shared memory while there is room."""
-    if link.room_shared:
-        assert link.share(GENERATION, header(body, Kind.SHARED), memoryview(body))
+    if link.is_room:
+        assert link.share(GENERATION, head(body, Kind.SHARED), memoryview(body))
         return Kind.SHARED
-    assert link.push(GENERATION, header(body, Kind.DATA), memoryview(body))
+    assert link.push(GENERATION, head(body, Kind.DATA), memoryview(body))
     return Kind.DATA
 
 
-def receive(link: Link, *, in_place: bool) -> bytes:
-    came = link.header(GENERATION)
-    assert came is not None
+def receive(link: Link) -> bytes:
     with link.lock:
-        payload = link.shared()
-        if in_place and payload is not None:
-            body = bytes(payload)
+        came = link.header()
+        assert came is not None
+        if came.kind is Kind.SHARED:
+            body = bytes(link.shared())
             link.used()
             return body
-    body, view = bytes(came.payload), bytearray(came.payload)
-    got = 0
-    while got < came.payload:
-        got += link.body(GENERATION, memoryview(view)[got : got + 10_000])
-    return bytes(view)
+        view = bytearray(came.payload)
+        got = 0
+        while got < came.payload:
+            got += link.body(memoryview(view)[got : got + 10_000])
+        return bytes(view)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from(BODIES), st.booleans()), max_size=40))
-def test_frames_of_either_way_come_whole_and_in_order(
-    moves: list[tuple[bool, bytes, bool]],
-) -> None:
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(BODIES)), max_size=40))
+def test_frames_of_either_way_come_whole_and_in_order(moves: list[tuple[bool, bytes]]) -> None:
     pair = Pair()
     waiting: list[bytes] = []
-    for sends, body, in_place in moves:
+    for sends, body in moves:
         if sends and sum(map(len, waiting)) < 100_000:  # what the socket surely takes
             send(pair.a, body)
             waiting.append(body)
         elif waiting:
-            assert receive(pair.b, in_place=in_place) == waiting.pop(0)
+            assert receive(pair.b) == waiting.pop(0)
     while waiting:
-        assert receive(pair.b, in_place=True) == waiting.pop(0)
-    assert pair.b.header(GENERATION) is None
+        assert receive(pair.b) == waiting.pop(0)
+    assert pair.b.header() is None
     pair.close()
 
 
@@ -101,16 +98,16 @@ def test_both_directions_have_slots_of_their_own(pair: Pair) -> None:
     there, back = b"there" * 9_000, b"back" * 9_000
     send(pair.a, there)
     send(pair.b, back)
-    assert receive(pair.a, in_place=True) == back
-    assert receive(pair.b, in_place=False) == there
+    assert receive(pair.a) == back
+    assert receive(pair.b) == there
 
 
 def test_with_every_slot_taken_the_payload_travels_on_the_socket(pair: Pair) -> None:
     body = b"x" * 20_000
     kinds = [send(pair.a, body) for _ in range(SLOTS + 1)]
     assert kinds == [Kind.SHARED] * SLOTS + [Kind.DATA]
-    assert receive(pair.b, in_place=True) == body
-    assert pair.a.room_shared == SHARED_BYTES
+    assert receive(pair.b) == body
+    assert pair.a.is_room
 
 
 def test_a_payload_of_an_older_generation_is_dropped_and_its_slot_freed(pair: Pair) -> None:
@@ -123,7 +120,7 @@ def test_a_payload_of_an_older_generation_is_dropped_and_its_slot_freed(pair: Pa
     for _ in range(10):
         left = [link for link in left if not link.renewed()]
     assert not left
-    assert pair.a.room_shared == SHARED_BYTES
+    assert pair.a.is_room
 
 
 def test_nothing_is_written_once_the_generation_has_ended(pair: Pair) -> None:
@@ -132,7 +129,7 @@ def test_nothing_is_written_once_the_generation_has_ended(pair: Pair) -> None:
     pair.fence.revoke(GENERATION, "test")
     body = b"b" * 20_000
     with pytest.raises(Revoked):
-        pair.a.share(GENERATION, header(body, Kind.SHARED), memoryview(body))
+        pair.a.share(GENERATION, head(body, Kind.SHARED), memoryview(body))
     assert bytes(pair.b._memory.into.oldest()) == before  # type: ignore[union-attr]
 
 
@@ -141,9 +138,9 @@ def test_a_payload_in_memory_that_a_link_does_not_have_breaks_it() -> None:
     fence.open(GENERATION)
     near, far = socket.socketpair()
     link = Link(near, 1, "w1", "0-1#0", GENERATION, fence)
-    far.sendall(header(b"x" * 20_000, Kind.SHARED).pack())
+    far.sendall(head(b"x" * 20_000, Kind.SHARED))
     with pytest.raises(LinkBroken, match="where there is none"):
-        link.header(GENERATION)
+        link.header()
     link.close()
     far.close()
     fence.close()

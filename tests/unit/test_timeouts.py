@@ -2,7 +2,7 @@
 
 from trainmover.agent import agent, telemetry
 from trainmover.bus import nats
-from trainmover.runtime import endpoint, recovery
+from trainmover.runtime import handshake, recovery
 from trainmover.schemas.commands import ANSWER_WITHIN_S
 from trainmover.services.detector.decide import THRESHOLDS
 from trainmover.services.mover import decide as mover
@@ -29,7 +29,7 @@ def test_a_member_is_asked_several_times_before_it_is_left_behind() -> None:
 
 
 def test_a_piece_of_a_recovery_ends_by_itself_before_the_mover_gives_the_plan_up() -> None:
-    assert endpoint._HANDSHAKE_S < recovery.DIAL_S
+    assert handshake.LIMIT_S < recovery.DIAL_S
     assert recovery.DIAL_S < recovery.SWITCH_S
     assert recovery.SWITCH_S + recovery.REBUDDY_S < mover.OBEY_S
     assert recovery.DIAL_S + recovery.PULL_S < mover.JOIN_S

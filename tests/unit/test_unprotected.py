@@ -348,3 +348,16 @@ def test_what_is_said_is_how_it_began_and_how_it_ended(capfd: pytest.CaptureFixt
     assert began.startswith("trainmover: one rank alone, unprotected")
     assert last.startswith("trainmover: step 2 loss ")
     assert ended.startswith("trainmover: completed: 2 steps, state ")
+
+
+def test_role_classes_are_taken_as_in_a_job_and_checked() -> None:
+    seen: list[str] = []
+
+    def train(ctx: Context) -> None:
+        seen.append(ctx._run.role.role_class)
+        training(1)[0](ctx)
+
+    running.run(train, role_class=lambda rank, layout: f"{rank} of {layout}")
+    assert seen == ["0 of dp=1"]
+    with pytest.raises(ValueError, match=r"expected role_class\(rank, layout\) to return a name"):
+        running.run(train, role_class=lambda rank, layout: "")

@@ -47,7 +47,7 @@ def test_a_header_out_of_bounds_is_refused(fields: tuple[int, ...], message: str
 
 
 def test_a_long_message_is_cut_into_frames_that_name_its_size() -> None:
-    payload = bytes(range(256)) * 2049  # two frames and a rest
+    payload = bytes(range(256)) * 4097  # two frames and a rest
     frames = wire.message_frames(Kind.EXTRAS, 4, 7, payload)
     headers = [wire.unpack_header(head) for head, _ in frames]
     assert [h.payload for h in headers] == [wire.FRAME_BYTES, wire.FRAME_BYTES, 256]

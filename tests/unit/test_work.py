@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from trainmover.runtime.work import Lane
+from trainmover.runtime.admission import Issued
+from trainmover.runtime.alarm import Alarm
+from trainmover.runtime.work import Lane, LinkWork
 
 WITHIN_S = 10.0
 
@@ -81,3 +83,57 @@ def test_a_lane_whose_job_does_not_end_says_so() -> None:
         lane.close(0.01)
     go.set()
     lane.close(WITHIN_S)
+
+
+def test_a_job_that_nobody_waits_for_runs_in_the_thread_of_the_lane() -> None:
+    lane, done = Lane("test"), threading.Event()
+    ran: Ran = []
+    lane.submit(job(ran, "alone"))
+    lane.submit(done.set)
+    assert done.wait(WITHIN_S)
+    lane.close(WITHIN_S)
+    assert [name for name, thread in ran if thread != threading.get_ident()] == ["alone"]
+
+
+def test_a_lane_leaves_time_to_help_unless_it_is_told_to_hurry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Alarm, "soon", Alarm.off)  # it never comes
+    lane, done = Lane("test"), threading.Event()
+    ran: Ran = []
+    first = job(ran, "first")
+    lane.submit(first)
+    lane.help(first)
+    assert ran == [("first", threading.get_ident())]
+    lane.submit(done.set)
+    lane.hurry()
+    assert done.wait(WITHIN_S)
+    lane.close(WITHIN_S)
+
+
+@pytest.mark.parametrize("ask", [LinkWork.is_completed, LinkWork.get_future])
+def test_who_asks_for_the_end_of_a_work_without_helping_hurries_it(
+    ask: Callable[[LinkWork], object],
+) -> None:
+    work, hurried = LinkWork(Issued("g", "all_reduce", "", ()), []), threading.Event()
+    work.hurry = hurried.set
+    ask(work)
+    assert hurried.is_set()
+
+
+def test_the_last_setting_of_an_alarm_counts() -> None:
+    alarm, woken = Alarm(), threading.Event()
+
+    def sleep() -> None:
+        alarm.wait()
+        woken.set()
+
+    thread = threading.Thread(target=sleep)
+    alarm.now()
+    alarm.off()
+    thread.start()
+    assert not woken.is_set()
+    alarm.soon()
+    assert woken.wait(WITHIN_S)
+    thread.join()
+    alarm.close()

@@ -16,6 +16,12 @@ def wait_for_pace(ctx: trainmover.Context, step: Step, pace: Path) -> None:
         time.sleep(0.005)
 
 
+def wait_in_set_up(ctx: trainmover.Context, hold: Path) -> None:
+    """A joiner's set-up lasts as long as the file is there."""
+    while not ctx.shadow and hold.exists():
+        time.sleep(0.005)
+
+
 def note(folder: Path, rank: int, step: int, samples: list[int]) -> None:
     """The samples of a committed step, by their numbers."""
     with (folder / "ledger" / f"rank{rank}.jsonl").open("a") as out:

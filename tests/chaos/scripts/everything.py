@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from driven import note, wait_for_pace
+from driven import note, wait_for_pace, wait_in_set_up
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -45,6 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--stop-at", type=int, help="rank 0 stops the loop in this step")
     parser.add_argument("--rebindable", action="store_true")
+    parser.add_argument("--frozen-mb", type=int, default=0, help="state that no step changes")
     parser.add_argument("--die-in-set-up", action="store_true", help="rank 1 does, once")
     return parser.parse_args()
 
@@ -53,6 +54,7 @@ def train(ctx: trainmover.Context) -> None:
     args = parse()
     if args.die_in_set_up and ctx.rank == 1 and not ctx.shadow:
         die_once(args.folder / "died")
+    wait_in_set_up(ctx, args.folder / "hold")
     torch.manual_seed(5)
     body = nn.Sequential(
         nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
@@ -74,6 +76,9 @@ def train(ctx: trainmover.Context) -> None:
 
     data = ctx.batches(loader)
     ctx.track(model=model, optimizer=optimizer, scaler=scaler, scheduler=scheduler)
+    if args.frozen_mb:
+        frozen = [torch.full((250_000,), float(i + ctx.shadow)) for i in range(args.frozen_mb)]
+        ctx.track(frozen=nn.ParameterList(frozen).requires_grad_(False))
     ctx.on_assigned(seed)
 
     for step in ctx.steps(args.steps, closing=True):

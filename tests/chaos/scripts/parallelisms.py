@@ -214,9 +214,9 @@ def staged(net: Net, mesh: DeviceMesh, schedule_of: Any, *, shaped: bool) -> Par
     """Consecutive layers on each rank along `pp`, by torch.distributed.pipelining; not `shaped`:
     the stages ask each other for the shapes of what they send."""
     size, index = mesh["pp"].size(), mesh.get_local_rank("pp")
-    layers, rest = divmod(len(net), size)
-    assert not rest, f"{len(net)} layers do not fill {size} stages"
-    stage_module = nn.Sequential(*list(net)[index * layers : (index + 1) * layers])
+    layers, rest = divmod(len(net), size)  # the first `rest` stages have one more
+    begin, end = (at * layers + min(at, rest) for at in (index, index + 1))
+    stage_module = nn.Sequential(*list(net)[begin:end])
     rows = BATCH // STAGE_MICRO_BATCHES
     widths = [FEATURES, *([WIDTH] * (size - 1)), CLASSES]
     takes, gives = list(pairwise(widths))[index]
