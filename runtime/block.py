@@ -142,6 +142,7 @@ class Block(Step):
         self._reported_before = dict(run.reported)
         run.tracked.open()
         if not self.shadow:
+            run.compare_replicas()
             run.send_late_extras(self.number)
         run.gate.block = self
         run.admission.mode = Mode.ECHO if self.shadow and not run.role.live else Mode.BLOCK

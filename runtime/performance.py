@@ -91,10 +91,11 @@ class Performance:
         self.reported: dict[str, float] = {}
         self.averages: dict[str, float] = {}
         self.replica_digests: dict[str, str] = {}
-        self._compare_after = 1 if role.live else 2
-        """So many commits: the first, the second of each later generation (the first ends a
-        downtime), and in any case the last but one. What a script forgot to track, or declared
-        wrongly, shows as a difference."""
+        self._compare_replicas = True
+        """After the first commit, the first one of each later generation, and the last but one:
+        what a script forgot to track, or declared wrongly, shows as a difference."""
+        self._compare_next = False
+        """That commit was the last one: a commit that ends a downtime does not wait for hashes."""
         self.stop_wanted = False
         self.let_update = False
         self.before_update: Callable[[], None] | None = None
@@ -194,7 +195,7 @@ class Performance:
             if self.seat.position.ended:
                 self.beat("parked")
                 self.recovery.park()
-                self._compare_after = 2
+                self._compare_replicas = True
             if self.seat.retired is not None:  # the job is over before its steps are
                 raise Retired(self.seat.retired)
             number = self.seat.position.committed
@@ -317,16 +318,21 @@ class Performance:
         for owner, hook in hooks:
             if owner is step:
                 hook()
-        self._compare_after -= 1
-        if self._compare_after == 0 or position.committed == self.loop.blocks - 1:
-            self.replica_digests = {
-                f"{name}/{self._shard(name)}": digest
-                for name, digest in self.tracked.object_digests().items()
-            }
+        if self._compare_replicas or position.committed == self.loop.blocks - 1:
+            self._compare_replicas, self._compare_next = False, True
         self._warn_of_the_tail()
         self.beat("step")
         if poisoned:
             self.news.aborted(step.number + 1, "a collective after the vote was cut off")
+
+    def compare_replicas(self) -> None:
+        """As a block opens: what ranks hold after the last commit, for its vote."""
+        if self._compare_next:
+            self._compare_next = False
+            self.replica_digests = {
+                f"{name}/{self._shard(name)}": digest
+                for name, digest in self.tracked.object_digests().items()
+            }
 
     def watch_the_tail(self) -> None:
         """From the vote's result to the end of the block, in the first steps."""

@@ -60,6 +60,7 @@ def kill_at(run: Job, points: tuple[tuple[int, str], ...], allowed: int = 2) -> 
 def kill_from_outside(run: Job, kills: int, draw: random.Random, allowed: int) -> int:
     """SIGKILLs at moments that the seed draws; returns as `kill_at`."""
     done = len(run.of("migration.completed"))
+    run.pace(allowed)
     for count in range(done + 1, done + kills + 1):
         run.wait_for("a parked standby", lambda: bool(run.parked()))
         worker = run.assignment()[draw.randrange(2)]
@@ -215,8 +216,8 @@ def test_a_stop_whose_vote_was_cut_off_ends_the_loop_on_every_rank(
     """Rank 3 hears results from rank 1, which dies with the one that carries the stop: it learns
     of the commit from the decision, or from the extras of a rank that is a step ahead (XKNOW)."""
     with job(tmp_path, 4, "everything.py", "--stop-at=5") as run:
-        run.wait_for("a parked standby", lambda: bool(run.parked()))
         run.pace(2)
+        run.wait_for("a parked standby", lambda: bool(run.parked()))
         run.wait_for("four ranks", lambda: len(run.of("rank.ready")) == 4)
         run.inject(f"kill:worker={run.assignment()[1]},step=5,at=result")
         run.pace(STEPS + 1)
