@@ -53,9 +53,11 @@ class Moves(Run):
         self.history: list[Line] = []
         """All lines; `lines` are the recent ones."""
 
-    def start(self) -> None:
-        """Until it trains and every standby is parked."""
+    def start(self, core: int | None = None) -> None:
+        """Until it trains, on `core` if it is given, and every standby is parked."""
         self.wait(lambda: self.steady(0.0), START_S, "reach its normal course")
+        if core is not None:  # now: standbys warm up at a low priority, on what is left
+            self.pin(core)
         self.wait(self.replenished, SETTLE_S, "have its standbys ready")
 
     def move(self, ranks: Sequence[int]) -> Move:

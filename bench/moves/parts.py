@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TypeVar
 import copying
 from findings import Beside
 from jobs import Job, Migrated, Restarted
-from ledger import RANKS
+from ledger import RANKS, Line
 from measure import RECOVER_S, SETTLE_S, START_S, DidNot, Run
 from moving import Move, Moves
 from stretches import Interruption, Period, Stretch, done_again, periods, stretch
@@ -70,20 +70,14 @@ class Parts:
 
     def prepares(self, times: int) -> None:
         """The ranks on one core, and all else on another."""
-        cores = sorted(os.sched_getaffinity(0))
-        if len(cores) < 2:
-            raise DidNot("expected two cores, one for the ranks and one for a joiner")
-        os.sched_setaffinity(0, cores[1:2])  # all that is started from here has it
-        try:
-            with self.ours("prepares", 1, BATCH, *["--expensive"] * SET_UP) as run:
-                for _ in range(times):
-                    run.pin(cores[0])
-                    turn = beside(run, self.draws.randrange(RANKS))
-                    self.measured.turns.append(turn)
-                    ratios = (f"{name} {x:.3f}" for name, x in turn.ratios("cpu_s").items())
-                    self.say(f"  CPU of a step in {turn.prepare.steps} steps: {', '.join(ratios)}")
-        finally:
-            os.sched_setaffinity(0, cores)
+        script = (BATCH, *["--expensive"] * SET_UP)
+        with apart() as core, self.ours("prepares", 1, *script, core=core) as run:
+            for _ in range(times):
+                run.pin(core)
+                turn = beside(run, self.draws.randrange(RANKS))
+                self.measured.turns.append(turn)
+                ratios = (f"{name} {x:.3f}" for name, x in turn.ratios("cpu_s").items())
+                self.say(f"  CPU of a step in {turn.prepare.steps} steps: {', '.join(ratios)}")
 
     def endurance(self, every_s: float, times: int, restarts: int) -> None:
         """A move every so often, and in a job of torchrun a kill, which restarts all ranks."""
@@ -104,7 +98,8 @@ class Parts:
             rival.wait(lambda: rival.back(kill), RECOVER_S, "recover")
             self.say(f"  restarted: {time.time() - kill.at_s:.1f} s")
 
-        with self.started("restart", Restarted) as (folder, job):
+        self.say("restart: starting")
+        with started(self.out / "restart", Restarted) as (folder, job):
             rival = Run("restart", 0, job, folder / "ledger")
             rival.wait(lambda: rival.settled(0.0), START_S, "reach its normal course")
             done = spaced(rival, every_s, restarts, kills)
@@ -113,28 +108,44 @@ class Parts:
     # ---- jobs
 
     @contextmanager
-    def ours(self, name: str, standbys: int, *script: str) -> Iterator[Moves]:
+    def ours(
+        self, name: str, standbys: int, *script: str, core: int | None = None
+    ) -> Iterator[Moves]:
         """A job that trains, its standbys parked; ended with the block."""
 
         def start(folder: Path) -> Migrated:
             return Migrated(folder, f"--state-mb={self.state_mb}", *script, standbys=standbys)
 
-        with self.started(name, start) as (folder, job):
+        self.say(f"{name}: starting")
+        with started(self.out / name, start) as (folder, job):
             run = Moves(job, folder, standbys)
-            run.start()
+            run.start(core)
             yield run
             self.measured.done_again += done_again(run.history)
 
-    @contextmanager
-    def started(self, name: str, start: Callable[[Path], J]) -> Iterator[tuple[Path, J]]:
-        self.say(f"{name}: starting")
-        folder = self.out / name
-        folder.mkdir()
-        job = start(folder)
-        try:
-            yield folder, job
-        finally:
-            job.stop()
+
+@contextmanager
+def started(folder: Path, start: Callable[[Path], J]) -> Iterator[tuple[Path, J]]:
+    """A job in a new folder, ended with the block."""
+    folder.mkdir()
+    job = start(folder)
+    try:
+        yield folder, job
+    finally:
+        job.stop()
+
+
+@contextmanager
+def apart() -> Iterator[int]:
+    """The bench, and all that it starts in the block, has one core; yields that of the ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise DidNot("expected two cores, one for the ranks and one for all else")
+    os.sched_setaffinity(0, cores[1:2])
+    try:
+        yield cores[0]
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def beside(run: Moves, rank: int) -> Beside:
@@ -149,15 +160,15 @@ def beside(run: Moves, rank: int) -> Beside:
     move = run.move([rank])
     announced_s = move.announced_at_s
     return Beside(
-        prepare=steps(run, move.planned_at_s, move.prepared_at_s),
-        before=steps(run, announced_s - long_s, announced_s),
-        again=steps(run, announced_s - 2 * long_s, announced_s - long_s),
-        alone=steps(run, began_s, ended_s),
+        prepare=steps(run.lines, move.planned_at_s, move.prepared_at_s),
+        before=steps(run.lines, announced_s - long_s, announced_s),
+        again=steps(run.lines, announced_s - 2 * long_s, announced_s - long_s),
+        alone=steps(run.lines, began_s, ended_s),
     )
 
 
-def steps(run: Moves, begin_s: float, end_s: float) -> Stretch:
-    found = stretch(run.lines, begin_s, end_s)
+def steps(lines: Sequence[Line], begin_s: float, end_s: float) -> Stretch:
+    found = stretch(lines, begin_s, end_s)
     if found is None:
         raise DidNot(f"expected steps of the same ranks within {end_s - begin_s:.1f} s, found none")
     return found

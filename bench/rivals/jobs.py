@@ -55,13 +55,20 @@ class Job(Protocol):
 class Migrated:
     """`trainmover run` with one standby, or more."""
 
-    def __init__(self, folder: Path, *script: str, standbys: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *script: str,
+        standbys: int = 1,
+        training: str = "migrated.py",
+        options: Sequence[str] = (),
+    ) -> None:
         name = f"--job=bench-{os.getpid()}-{folder.name}"
         command = [sys.executable, "-m", "trainmover.cli.main"]
         run = [*command, "run", f"--nproc-per-node={RANKS}", f"--standbys={standbys}", name]
         kept = [f"--report={folder / 'report.json'}", f"--log-dir={folder / 'logs'}"]
-        training = [HERE / "migrated.py", f"--ledger={folder / 'ledger'}", *script]
-        self.run = Child([*run, *kept, *training], variables(), folder / "run.log")
+        what = [HERE / training, f"--ledger={folder / 'ledger'}", *script]
+        self.run = Child([*run, *kept, *options, *what], variables(), folder / "run.log")
         self.migrate = [*command, "migrate", name]
         """The command that moves a rank, but for the rank."""
         self.follow = [*command, "events", "--follow", "--json", name]
@@ -75,7 +82,7 @@ class Migrated:
         if self.watch is None:  # steps are done, so the job can be found
             self.watch = Child(self.follow, variables(), self.seen)
         self.events += [json.loads(text) for text in self.tail.new()]
-        return len(self.of("standby.warmed")) > kills
+        return len([e for e in self.of("standby.warmed") if e["resident"]]) > kills
 
     def ended(self) -> str:
         return self.run.ended() or (self.watch.ended() if self.watch else "")

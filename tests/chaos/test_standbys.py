@@ -94,19 +94,26 @@ def test_a_worker_that_starts_at_the_failure_uses_what_was_recorded(
 # ---- standbys that cannot be warm
 
 
-def standing(folder: Path, standby: str) -> Job:
+def standing(folder: Path, standby: str, *more: str) -> Job:
     return Job(
         folder,
         "standing.py",
         standbys=1,
-        script_args=("--steps=12", f"--folder={folder}", f"--standby={standby}"),
+        script_args=("--steps=12", f"--folder={folder}", f"--standby={standby}", *more),
     )
 
 
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """That job with a standby that nothing disturbs."""
+    with standing(tmp_path_factory.mktemp("fits"), "fits") as run:
+        return run.finish()
+
+
 @pytest.mark.full
-def test_a_standby_that_does_something_else_stays_cold_and_takes_a_rank(tmp_path: Path) -> None:
-    with standing(tmp_path / "fits", "fits") as left_alone:
-        expected = left_alone.finish()
+def test_a_standby_that_does_something_else_stays_cold_and_takes_a_rank(
+    tmp_path: Path, left_alone: Finished
+) -> None:
     with standing(tmp_path, "differs") as run:
         run.pace(3)
         run.wait_for("both mismatches", lambda: run.happened("standby.mismatched", 2))
@@ -120,7 +127,53 @@ def test_a_standby_that_does_something_else_stays_cold_and_takes_a_rank(tmp_path
     assert first["reason"].startswith("group 0 (0-1#0), collective 0 of 0 in set-up: expected the")
     assert first["reason"].endswith("got all_reduce of torch.int64 [3]")
     assert run.of("standby.warmed") == []
-    assert_same(finished, expected)
+    assert_same(finished, left_alone)
+
+
+@pytest.mark.full
+def test_a_tape_of_another_batch_shape_is_refused_and_the_cold_standby_takes_a_rank(
+    tmp_path: Path, left_alone: Finished
+) -> None:
+    with standing(tmp_path, "waits") as run:
+        (tmp_path / "hold").touch()  # the standby has no place to stand in before ranks are ready
+        run.pace(3)
+        run.wait_for("both ranks", lambda: run.happened("rank.ready", 2))
+        (tmp_path / "rows").write_text("16")
+        (tmp_path / "hold").unlink()
+        run.wait_for("both mismatches", lambda: run.happened("standby.mismatched", 2))
+        (tmp_path / "rows").write_text("8")
+        run.inject(f"kill:worker={run.assignment()[1]},at=forward")
+        run.pace(13)
+        finished = run.finish()
+    mismatched = run.of("standby.mismatched")[:2]
+    assert [e["role_class"] for e in mismatched] == ["even", "odd"]
+    assert {e["worker"] for e in mismatched} == {run.assignment()[1]}
+    for event in mismatched:
+        assert event["reason"].endswith(
+            "in shadow step 0: expected all_gather of torch.float32 [8, 2], got all_gather of "
+            "torch.float32 [16, 2]"
+        )
+    assert not [e for e in run.of("standby.warmed") if e["worker"] == mismatched[0]["worker"]]
+    assert_same(finished, left_alone)
+
+
+@pytest.mark.full
+def test_a_tape_of_another_script_is_refused_and_the_standby_echoes(
+    tmp_path: Path, left_alone: Finished
+) -> None:
+    with standing(tmp_path, "fits", "--foreign") as run:
+        run.pace(3)
+        run.wait_for("both warm-ups", lambda: run.happened("standby.warmed", 2))
+        run.inject(f"kill:worker={run.assignment()[1]},at=forward")
+        run.pace(13)
+        finished = run.finish()
+    assert all(e["tape"] and not e["replayed"] for e in run.of("standby.warmed"))
+    [submitted] = run.of("job.submitted")
+    reason = f"expected a tape of script {submitted['script_digest']}, got one of {'0' * 64}"
+    assert "tape.unusable" in finished.output
+    assert reason in finished.output
+    assert run.of("standby.mismatched") == []
+    assert_same(finished, left_alone)
 
 
 @pytest.mark.full
