@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).with_name("rivals")))
 sys.path.insert(0, str(Path(__file__).with_name("compiled")))
 
-from cases import run, say, write
+from cases import run, write
+from console import add_out, say
 from measuring import Move
 from showing import breakdown, breakdown_table, draw
 
@@ -38,7 +39,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--turns", type=int, default=3, help="jobs of each, in turns (default 3)")
-    add("--out", type=Path, required=True, help="new folder for JSON, picture and logs")
+    add_out(parser, "JSON, picture and logs")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the job
     moves: list[Move] = []

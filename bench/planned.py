@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).with_name("rivals")))
 sys.path.insert(0, str(Path(__file__).with_name("moves")))
 
+from console import add_out, say
 from drawing import draw
 from findings import of_endurance, of_moves, of_prepares, tables, verdicts
 from measure import DidNot
@@ -108,15 +109,8 @@ def parse() -> argparse.Namespace:
         help="between interruptions in both (default 30)")  # fmt: skip
     add("--state-mb", type=int, default=100, help="of each rank beside the model (default 100)")
     add("--seed", type=int, default=0, help="draws the ranks (default 0)")
-    add("--out", type=Path, required=True, help="new folder for JSON, picture and logs")
-    args = parser.parse_args()
-    if args.out.exists() and any(args.out.iterdir()):
-        parser.error(f"--out: expected a new or empty folder, {args.out} has something in it")
-    return args
-
-
-def say(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
+    add_out(parser, "JSON, picture and logs")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).with_name("rivals")))
 sys.path.insert(0, str(Path(__file__).with_name("compiled")))
 
-from cases import run, say, write
+from cases import run, write
+from console import add_out, say
 from measuring import Move
 from showing import promotion_table, promotion_verdicts, promotions
 
@@ -34,7 +35,7 @@ def main() -> int:
     add = parser.add_argument
     add("--kills", type=int, default=5, help="of each kind of standby (default 5)")
     add("--cases", help=f"with commas, of {', '.join(TITLES)}; default: all")
-    add("--out", type=Path, required=True, help="new folder for JSON and logs")
+    add_out(parser, "JSON and logs")
     args = parser.parse_args()
     cases = args.cases.split(",") if args.cases else list(TITLES)
     if unknown := set(cases) - set(TITLES):

@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).with_name("rivals")))
 
+from console import add_out, say
 from environment import TORCHFT, rivals_python
 from jobs import CACHE, Healed, Job, Migrated, Restarted
 from measure import DidNot, Outcome, Run
@@ -198,7 +199,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--kills", type=int, default=10, help="of each system (default 10)")
     add("--systems", help="with commas; default: all")
-    add("--out", type=Path, required=True, help="new folder for JSON, picture and logs")
+    add_out(parser, "JSON, picture and logs")
     add("--seed", type=int, default=0, help="draws ranks and moments (default 0)")
     add("--tuned-heartbeat-ms", type=int, default=500, help="of the lighthouse of tuned torchft")
     add("--tuned-join-ms", type=int, default=500, help="of the lighthouse of tuned torchft")
@@ -210,13 +211,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--systems: expected some of {', '.join(known)}; got {', '.join(unknown)}")
     if args.kills < 1:
         parser.error(f"--kills: expected at least 1, got {args.kills}")
-    if args.out.exists() and any(args.out.iterdir()):
-        parser.error(f"--out: expected a new or empty folder, {args.out} has something in it")
     return args
-
-
-def say(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

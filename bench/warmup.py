@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).with_name("rivals")))
 sys.path.insert(0, str(Path(__file__).with_name("moves")))
 
+from console import add_out, say
 from findings import Beside, Found, found, markdown, of_prepares
 from measure import DidNot
 from parts import apart
@@ -236,16 +237,9 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--turns", type=int, default=8, help="warm-ups beside pinned ranks; 0: none (default 8)")
     add("--free", type=int, default=5, help="warm-ups that are not pinned (default 5)")
-    add("--record", type=int, default=3, help="pairs of jobs whose ranks record (default 2)")
-    add("--out", type=Path, required=True, help="new folder for JSON and logs")
-    args = parser.parse_args()
-    if args.out.exists() and any(args.out.iterdir()):
-        parser.error(f"--out: expected a new or empty folder, {args.out} has something in it")
-    return args
-
-
-def say(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
+    add("--record", type=int, default=3, help="pairs of jobs whose ranks record (default 3)")
+    add_out(parser, "JSON and logs")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from trainmover.cli.phrases import duration, names
+from trainmover.cli.phrases import clock, duration, names
 from trainmover.cli.view import View, view
 from trainmover.schemas.events import InterruptionAnnounced, MigrationPlanned, MigrationPrepared
 from trainmover.schemas.member import Member
@@ -91,8 +90,3 @@ def in_lines(now: Outlook) -> list[str]:
         for event in now.planner.interruptions.standing
         if event.machine and not now.leaving(event)
     ]
-
-
-def clock(time_s: float) -> str:
-    """Local time of day."""
-    return datetime.fromtimestamp(time_s, UTC).astimezone().strftime("%H:%M:%S")

@@ -1,11 +1,10 @@
 """Moves that were asked for and are not decided: what moves where, since when, and why not yet."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from trainmover.cli.phrases import names, printable, ranks_in_words
+from trainmover.cli.phrases import clock, names, printable, ranks_in_words
 from trainmover.schemas.events import InterruptionAnnounced
 from trainmover.schemas.member import Member
 from trainmover.schemas.recorded import Recorded
@@ -35,11 +34,11 @@ class Pending(BaseModel):
     def in_words(self) -> str:
         """One line."""
         to = f" -> {names(self.joiners)}" if self.joiners else ""
-        by = f" by {_clock(self.deadline)}" if self.deadline is not None else ""
+        by = f" by {clock(self.deadline)}" if self.deadline is not None else ""
         why = f": {printable(self.reason)}" if self.reason else ""
         return (
             f"{ranks_in_words(self.ranks)} {names(self.leavers)}{to}{by}, asked for at"
-            f" {_clock(self.since)} ({self.interruption}, {self.kind}{why}); waits for"
+            f" {clock(self.since)} ({self.interruption}, {self.kind}{why}); waits for"
             f" {self.waits_for}"
         )
 
@@ -101,8 +100,3 @@ def _waits_for(state: State, leavers: Sequence[str]) -> str:
         standbys = "a standby" if len(leavers) == 1 else f"{len(leavers)} standbys"
         return f"{standbys}: {num_free or 'none'} {'are' if num_free > 1 else 'is'} free"
     return "its plan"
-
-
-def _clock(time_s: float) -> str:
-    """Local time of day."""
-    return datetime.fromtimestamp(time_s, UTC).astimezone().strftime("%H:%M:%S")

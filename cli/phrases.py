@@ -1,6 +1,7 @@
 """Times, workers and ranks as people read them."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 
 SECONDS_FROM_S, MINUTES_FROM_S = 10.0, 600.0
@@ -16,6 +17,11 @@ def duration(seconds: float, like_s: float | None = None) -> str:
     else:
         text = f"{seconds / 60:.1f} min"
     return text.replace(".0 ", " ")
+
+
+def clock(time_s: float, timespec: str = "seconds") -> str:
+    """Local time of day; `timespec` as `isoformat` takes it."""
+    return datetime.fromtimestamp(time_s, UTC).astimezone().time().isoformat(timespec)
 
 
 def when(at_s: float) -> str:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
 
 from trainmover.agent import requests
 from trainmover.bus.job import JobBus
@@ -14,6 +13,7 @@ from trainmover.cli import flags, outlook, reach, session
 from trainmover.cli.console import for_reader
 from trainmover.cli.incidents import incidents
 from trainmover.cli.options import WrongUsage
+from trainmover.cli.phrases import clock
 from trainmover.cli.progress import numbers, training
 from trainmover.cli.submission import past_of
 from trainmover.cli.timeline import brief, terminal_width
@@ -161,7 +161,7 @@ def _event(message: Message, target: reach.Target) -> Event | Rejected:
 def _line(message: Message, event: Event | Rejected, *, as_json: bool) -> str:
     """One event. What is no acceptable event is shown as such: somebody put it there."""
     _, _, kind = message.subject.split(".", 2)
-    at = _clock(message.time_s)
+    at = clock(message.time_s, "milliseconds")
     if isinstance(event, Rejected):
         rejected = {"seq": message.seq, "type": kind, "rejected": str(event)}
         return json.dumps(rejected) if as_json else f"{at}  {kind:<24} REJECTED: {event}"
@@ -169,11 +169,6 @@ def _line(message: Message, event: Event | Rejected, *, as_json: bool) -> str:
         envelope = {"seq": message.seq, "time_s": message.time_s, "type": event.TYPE}
         return json.dumps({**envelope, **event.model_dump(mode="json")})
     return f"{at}  {event.TYPE:<20} {in_words(event)}"
-
-
-def _clock(time_s: float) -> str:
-    """Local time of day."""
-    return datetime.fromtimestamp(time_s, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 
 async def _inject(target: reach.Target, rank: int | None, worker: str | None) -> int:

@@ -3,13 +3,13 @@
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from console import say
 from measure import DidNot
 from measuring import Measured, Move
 from running import Job, Promoted, Relaunched
@@ -68,7 +68,3 @@ def write(path: Path, found: Mapping[str, Any], moves: Sequence[Move], titles: A
         "moves": [asdict(move) for move in moves],
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
-
-
-def say(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
