@@ -57,8 +57,8 @@ def _about_job(event: Event) -> str:
     match event:
         case JobSubmitted():
             return (
-                f"layout {event.layout}, {event.workers_per_machine} ranks and"
-                f" {event.num_standbys} standbys a machine, from {event.host}"
+                f"layout {event.layout}, on each machine {event.workers_per_machine} to hold ranks and"
+                f" {event.num_standbys} to stand by, from {event.host}"
             )
         case LayoutAssigned(members=members):
             return ", ".join(f"rank {m.rank} = {m.worker}" for m in members)
@@ -69,7 +69,7 @@ def _about_job(event: Event) -> str:
         case JobStalled():
             return f"{event.reason}; unblocked by: {event.unblocked_by}"
         case PoolExhausted():
-            return f"{event.needed} standbys needed, {event.free} free"
+            return f"standbys: {event.needed} needed, {event.free} free"
         case _:
             return ""
 
