@@ -57,8 +57,8 @@ def _about_job(event: Event) -> str:
     match event:
         case JobSubmitted():
             return (
-                f"layout {event.layout}, on each machine {event.workers_per_machine} to hold ranks and"
-                f" {event.num_standbys} to stand by, from {event.host}"
+                f"layout {event.layout}, on each machine {event.workers_per_machine} to hold ranks"
+                f" and {event.num_standbys} to stand by, from {event.host}"
             )
         case LayoutAssigned(members=members):
             return ", ".join(f"rank {m.rank} = {m.worker}" for m in members)
